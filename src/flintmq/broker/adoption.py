@@ -112,7 +112,9 @@ class Adoption:
         settings = {channel: decode_settings(each) for channel, each in about.settings.items()}
         is_new = topic is None
         if topic is None:
-            topic = owner.topics[name] = Topic(name, {}, about.paused, theirs)
+            # it has partitions for its life, or never: what was told otherwise was told of another of this name
+            told = theirs if theirs.is_partitioned == meta.is_partitioned else meta
+            topic = owner.topics[name] = Topic(name, {}, about.paused, told)
         elif theirs.rank > topic.meta.rank:
             owner.change_meta(topic, theirs)
         if topic.meta.extend_support and not theirs.extend_support:

@@ -188,7 +188,8 @@ class Broker:
         )
 
     def _is_unreplicated(self, topic: str) -> bool:
-        return topic in self.topics and not self.replicas.of_topic(topic)
+        found = self.topics.get(topic)
+        return found is not None and not found.partitions.keys() <= self.replicas.of_topic(topic).keys()
 
     def _tell_problem(self, error: StorageError) -> None:
         self.on_problem(error)
@@ -236,7 +237,7 @@ class Broker:
                     self.mark(channel)
             self._settings.apply(topic)
         floors = {} if stored.is_older else floors
-        self.replicas.open(stored, floors, wall_ns)
+        self.replicas.open(stored, floors, wall_ns, restore.strays)
         self._channels.begin_floors(floors, self.replicas.cursors())
 
     # -- topics and channels ---------------------------------------------------------------------------------------
@@ -368,12 +369,14 @@ class Broker:
     def change_meta(self, topic: Topic, meta: TopicMeta) -> bool:
         """Put another state of a topic into force, unless it has that or a higher one; whether anything changed.
 
+        A topic has partitions for its life, or never: a state that says otherwise is of another topic of this name.
+
         It is durable once :meth:`when_metadata_durable` calls back for the topic.
 
         Raises:
             TopicConflict: it says what cannot be changed.
         """
-        if meta.rank <= topic.meta.rank:
+        if meta.is_partitioned != topic.meta.is_partitioned or meta.rank <= topic.meta.rank:
             return False
         is_upgrade = meta.extend_support and not topic.meta.extend_support
         if topic.meta.extend_support and not meta.extend_support:

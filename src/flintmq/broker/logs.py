@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from flintmq.errors import StorageError
 from flintmq.names import directory_name, topic_of_directory
-from flintmq.storage import Corruption, Files, LogPlace, PartitionLog, ReadCache
+from flintmq.storage import Corruption, Files, LogPlace, PartitionLog, ReadCache, is_made_empty
 
 TOPICS_DIRECTORY = "topics"
 ASIDE_DIRECTORY = "set-aside"  # of replicas
@@ -84,6 +84,15 @@ class Logs:
             numbers = [int(part[2:]) for part in self._files.list(path) if part[:2] == "p-"]
             found.partitions[name] = sorted(numbers)
         return found
+
+    def has_messages(self, topic: str, number: int) -> bool:
+        """Whether a directory has, or had, anything but what the making of a log begins with. Blocks.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        directory = log_directory(topic, number)
+        return any(not is_made_empty(self._files, f"{directory}/{name}") for name in self._files.list(directory))
 
     def new(self, topic: str, number: int, log_id: int, is_replica: bool = False) -> PartitionLog:
         """A log that has no files yet; see :meth:`flintmq.storage.PartitionLog.new`.

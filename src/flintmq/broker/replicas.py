@@ -20,7 +20,7 @@ Source: docs/decisions/0017.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 
@@ -351,17 +351,20 @@ class Replicas(Mapping[_Key, Replica]):
 
     # -- start ---------------------------------------------------------------------------------------------------
 
-    def open(self, stored: StoredTopics, floors: Mapping[int, int], wall_ns: int) -> None:
+    def open(self, stored: StoredTopics, floors: Mapping[int, int], wall_ns: int, strays: Iterable[_Key]) -> None:
         """Open what the database has of replicas, all of them as followers; go on with removals. Blocks.
 
         Args:
             floors: of channels in order, ahead of the database.
+            strays: directories that are in the way of replicas, as :class:`flintmq.broker.restore.Restore` says.
 
         Raises:
             StorageError: the data directory cannot be used.
         """
         for path in self._logs.removed_replicas():
             self._progress.remove_later(path)
+        for key in strays:
+            self._clear(key)
         held: dict[_Key, StoredReplica] = {}
         cursors: dict[_Key, dict[str, int]] = {}
         for (topic, number, channel), its in stored.channels.items():
@@ -385,6 +388,20 @@ class Replicas(Mapping[_Key, Replica]):
         for replica in self._replicas.values():
             if replica.lost_from:
                 replica.log.hold_from(replica.lost_from)
+
+    def _clear(self, key: _Key) -> None:
+        """Put a directory that is in the way of a replica out of it: remove it if nothing was ever stored in it."""
+        has_messages = self._logs.has_messages(*key)
+        try:
+            moved = self._logs.move_replica(*key, is_removed=not has_messages)
+        except StorageError as error:
+            self._on_problem(error)  # the next start tries again; until then no replica can be made there
+            return
+        if has_messages:
+            what = f"no row tells what it is, and the topic is replicated; it is set aside as {moved}, and comes anew"
+            self._on_damage(Damage(log_directory(*key), what, *key))
+        else:
+            self._progress.remove_later(moved)
 
     def _open_held(
         self,
@@ -1146,10 +1163,13 @@ class Replicas(Mapping[_Key, Replica]):
 
         Raises:
             ValueError: another epoch was noted, or it is led here.
-            StorageError: something else is being done with it, or its log takes nothing any more.
+            StorageError: something else is being done with it, or its log takes nothing any more; or there is a topic
+                of its name that is not replicated, which it must not become a partition of.
         """
         if epoch != replica.epoch:
             raise ValueError(f"{replica.describe()}: epoch {epoch} was not noted")
+        if self._is_here(replica.topic):
+            raise StorageError(f"there is a topic {replica.topic} on this node alone: delete it here")
         if replica.log.failed is not None:
             raise StorageError(f"{replica.log.directory}: {replica.log.failed}")
         self._begin(replica, _PROMOTING)

@@ -35,6 +35,9 @@ class Restore:
     Args:
         stored: what the database has.
         floors: of channels in order, ahead of the database.
+
+    Attributes:
+        strays: directories that are no partition of any topic, by topic and number, once :meth:`topics` has ended.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Restore:
         self._losses = losses
         self._delayed_notes = delayed_notes
         self._cursors: dict[_Key, dict[str, StoredCursor]] = {}
+        self.strays: list[_Key] = []
         if stored.is_older:
             floors = {}  # what was spilled behind them may be missing: rather again than never
         for cursor in stored.cursors:
@@ -83,7 +87,11 @@ class Restore:
         for name in stored.topics:
             _, held = stored.metas.get(name, (PLAIN, [0]))
             found[name] = sorted({*found.get(name, ()), *held})
-        found = {name: left for name, numbers in found.items() if (left := self._without_replicas(name, numbers))}
+        replicated = {name for name, _ in stored.replicas}
+        for name, numbers in found.items():
+            if name not in stored.topics:
+                self.strays += [(name, n) for n in numbers if self._is_stray(name, n, name in replicated)]
+        found = {name: left for name, numbers in found.items() if (left := self._own(name, numbers))}
         channels: dict[str, dict[str, dict[int, StoredChannel]]] = {}
         for (topic_name, number, channel_name), channel in stored.channels.items():
             if (topic_name, number) in stored.replicas:
@@ -96,9 +104,20 @@ class Restore:
             yield self._topic(name, {n: next(logs) for n in numbers}, told, channels.get(name, {}))
         self._logs.start_ended()
 
-    def _without_replicas(self, name: str, numbers: Sequence[int]) -> list[int]:
-        """Leave the replicas out; nothing is left of a topic that died before it had a log."""
-        return [number for number in numbers if (name, number) not in self._stored.replicas]
+    def _is_stray(self, name: str, number: int, is_replicated: bool) -> bool:
+        """Whether a directory that no row tells of is no partition of this node's own.
+
+        It is what is left of the making of a replica that failed, or of a replica whose row was lost.
+        """
+        stored = self._stored
+        if (name, number) in stored.replicas:
+            return False
+        return is_replicated or (stored.has_had_replicas and not self._logs.has_messages(name, number))
+
+    def _own(self, name: str, numbers: Sequence[int]) -> list[int]:
+        """Leave out what is not this node's own; nothing is left of a topic that died before it had a log."""
+        left_out = {*self._stored.replicas, *self.strays}
+        return [number for number in numbers if (name, number) not in left_out]
 
     def _delete_rows(self, name: str) -> None:
         """Go on with the deletion of a topic whose directory had been put out of the way."""

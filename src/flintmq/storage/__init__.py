@@ -20,6 +20,7 @@ from flintmq.storage.floors import FloorFile
 from flintmq.storage.identity import DamagedIdentity, node_id
 from flintmq.storage.memory_log import MemoryLog
 from flintmq.storage.partition_log import LogPlace, PartitionLog, SegmentInfo, SyncTicket, run_tickets
+from flintmq.storage.recovery import is_made_empty
 from flintmq.storage.segment import Corruption
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "SyncTicket",
     "create_logs",
     "database_error",
+    "is_made_empty",
     "node_id",
     "prepare_connection",
     "salvaged_rows",

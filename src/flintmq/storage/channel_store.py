@@ -188,6 +188,7 @@ class StoredTopics:
         next_cursor: the first number that no cursor has, and no messages set aside belong to.
         damage: what was found by earlier processes: number, wall time in ns, and the report as JSON.
         replicas: topic and number; what else there is of these partitions is of a replica.
+        has_had_replicas: whether there is, or was, one.
         is_older: whether progress is missing that was there.
         is_behind: as that, or a power loss may have taken what was not synced.
         is_same_boot: whether the machine has not been started since, so that no power loss can have taken anything.
@@ -205,6 +206,7 @@ class StoredTopics:
     next_cursor: int = 1
     damage: list[tuple[int, int, bytes]] = field(default_factory=list)
     replicas: dict[tuple[str, int], StoredReplica] = field(default_factory=dict)
+    has_had_replicas: bool = False
     is_older: bool = False
     is_behind: bool = False
     is_same_boot: bool = False
@@ -270,6 +272,8 @@ class ChannelStore:
         stored.logs = {(topic, partition): StoredLog(*rest) for topic, partition, *rest in rows[LOG.name]}
         stored.settings = {(topic, channel): decode_settings(json) for topic, channel, json in rows[SETTINGS.name]}
         stored.damage = [(number, at_ns, report) for number, at_ns, report in sorted(rows[DAMAGE.name])]
+        names = self._database.query("SELECT name FROM sqlite_master WHERE type = 'table'", ())
+        stored.has_had_replicas = (REPLICA.name,) in names
         for topic, number, *columns in rows[REPLICA.name]:
             topic_number, log_id, epoch, history, rows_end, state, about = columns
             stored.replicas[topic, number] = StoredReplica(

@@ -68,6 +68,7 @@ _META_VERSION = 1
 _META = Struct(">4sHHIQ")
 _CRC = Struct(">I")
 _SEGMENT_NAME = re.compile(r"([0-9]{20})\.log")
+_FIRST_SEGMENT_NAME = f"{1:020d}.log"
 _OWNED_NAME = re.compile(r"([0-9]{20})(?:\.index|\.log\.[0-9]+\.bad)")
 _DOUBTFUL_SEGMENTS_MAX = 2  # sealed, but perhaps not synced at a power loss; with --durability=fsync there are no more
 _PIECE_BYTES = 1024 * 1024
@@ -122,6 +123,24 @@ def begin(home: Home) -> Segment | None:
         segment.close()
         raise
     return segment
+
+
+def is_made_empty(files: Files, path: str) -> bool:
+    """Whether a file is as :func:`begin` makes it, whole or in part: no batch was ever in it.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    name = path.rpartition("/")[2]
+    if name == META_NAME:
+        return True
+    if name != _FIRST_SEGMENT_NAME:
+        return False
+    file = files.open(path)
+    try:
+        return file.size() <= SEGMENT_HEADER_BYTES
+    finally:
+        file.close()
 
 
 def sync_begun(home: Home, segment: Segment) -> None:

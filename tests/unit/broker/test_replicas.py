@@ -6,17 +6,21 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from tests.sim.disk import CrashingDisk, DiskCrashed
 from tests.unit.broker.world import BrokerWorld
 
 from flintmq.batch import BatchError, decode_header, encode_batch
+from flintmq.broker.delayed import DelayedNotes
+from flintmq.broker.partition import Partition
 from flintmq.broker.replicas import Replica, ReplicaConflict, found_history
+from flintmq.broker.topic import Topic
 from flintmq.errors import StorageError
 from flintmq.message import internal_id
-from flintmq.storage import PartitionLog, create_logs
+from flintmq.storage import MemoryLog, PartitionLog, create_logs
 from flintmq.storage.records import PutChannel, PutProgress
-from flintmq.topic_meta import PLAIN, TopicMeta
+from flintmq.topic_meta import PLAIN, TopicMeta, encode_meta
 
 META = TopicMeta(partition_num=3)
 NUMBER, TOPIC_NUMBER, LOG_ID = 1, 77, 4711
@@ -708,6 +712,78 @@ def test_a_log_that_is_not_the_one_it_should_be_is_set_aside_at_the_start(world)
     assert world.log.log_id == LOG_ID and world.log.next_sequence == 1
     assert (world.replica.history, world.replica.progress, world.replica.epoch) == ([], (0, 0), 4)
     assert any(path.startswith("set-aside/") for path in world.disk.paths())
+
+
+@pytest.mark.parametrize("others", [True, False], ids=["beside another", "alone"])
+@pytest.mark.parametrize("left", ["nothing", "half an identity", "an empty log"])
+def test_what_a_failed_creation_left_is_no_topic_of_the_next_start(others, left):
+    """A full disk while a replica was made, and a kill before it was tried again."""
+    world = World()
+    world.make()
+    if not others:
+        world.broker.replicas.remove(world.replica, world.done.append)
+        world.settle()
+    path = "topics/t-t/p-0002"
+    if left == "an empty log":
+        log = PartitionLog.open(
+            world.files, path, partition=2, segment_bytes=1000, cache=world.broker._cache, report=print, created_ns=5
+        )
+        log.close()
+    else:
+        world.files.make_directory(path)
+        if left == "half an identity":
+            world.files.open(f"{path}/log.meta", create=True).close()
+    world.die(power_loss=False)
+    assert not world.broker.topics, "there is no topic of this node alone"
+    world.done.clear()
+    world.make(2, log_id=9)
+    assert world.done == [None] and world.broker.replicas["t", 2].log.log_id == 9
+    world.flush()
+    assert not [each for each in world.disk.paths() if each.startswith("set-aside/")]
+
+
+def test_a_log_without_a_row_beside_replicas_of_its_topic_is_set_aside(world):
+    log = PartitionLog.open(
+        world.files,
+        "topics/t-t/p-0002",
+        partition=2,
+        segment_bytes=1000,
+        cache=world.broker._cache,
+        report=print,
+        created_ns=5,
+    )
+    log.append([b"x"], 1)
+    log.close()
+    world.told.clear()
+    told = world.told
+    world.die(power_loss=False)
+    world.told = told
+    assert not world.broker.topics
+    assert any(path.startswith("set-aside/t-t.p-0002.1/") for path in world.disk.paths())
+    world.make(2, log_id=9)
+    assert world.broker.replicas["t", 2].log.log_id == 9
+
+
+def test_what_was_told_of_another_topic_of_this_name_is_not_believed(world):
+    """That it has no partitions, which a leader said that had a topic of its own under this name."""
+    replica = world.replica
+    replica._about = msgspec.structs.replace(replica._about, meta=encode_meta(PLAIN))
+    assert replica.meta == PLAIN and PLAIN.rank > META.rank, "of equal versions"
+    world.note(1, begins=True)
+    world.broker.replicas.promote(replica, 1, META, world.done.append)
+    world.settle()
+    topic = world.broker.topics["t"]
+    assert topic.meta == META and topic.partitions[NUMBER].meta == META
+    assert not world.broker.change_meta(topic, PLAIN) and topic.meta == META
+
+
+def test_none_becomes_a_partition_of_a_topic_of_this_node_alone(world):
+    world.note(1, begins=True)
+    world.broker.topics["t"] = Topic("t", {0: Partition("t", 0, MemoryLog(0, 10), DelayedNotes())})
+    with pytest.raises(StorageError, match="there is a topic t on this node alone"):
+        world.broker.replicas.promote(world.replica, 1, META, world.done.append)
+    with pytest.raises(ReplicaConflict, match="on this node alone"):
+        world.broker.replicas.create("t", 2, TOPIC_NUMBER, 9, META, world.done.append)
 
 
 # -- crashes
