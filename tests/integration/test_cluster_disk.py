@@ -154,6 +154,28 @@ def test_a_leader_that_finds_no_room_hands_over(cluster: Cluster, topic: str) ->
     assert b"with all three" in b"".join(path.read_bytes() for path in leader.segment_paths(topic))
 
 
+def test_what_a_full_disk_left_of_a_copy_is_no_topic_of_the_node_alone(cluster: Cluster, topic: str) -> None:
+    """A directory without a row, as a copy leaves it that could not be made: the node leads the topic as it is."""
+    publisher = Publisher(cluster, topic)
+    publisher.publish(*(b"%d" % number for number in range(20)))
+    publisher.close()
+    leader = cluster.leader(topic)
+    node = next(each for each in cluster.nodes if each is not leader)
+    node.kill()
+    (node.data_path / "topics" / f"t-{topic}" / "p-0001").mkdir()
+    node.start()
+    cluster.wait_in_sync(topic, 3)
+    wait_until(lambda: cluster.expand(topic, 2), "a second partition")
+    cluster.wait_in_sync(topic, 3, 1)
+    for other in cluster.nodes:
+        if other is not node:
+            other.kill()
+    assert cluster.leader(topic) is node
+    with _consumer(node, topic) as connection:
+        _received(connection, {b"%d" % number for number in range(20)})
+        wait_until(lambda: node.unfinished(topic, "ch") == 0, "what was finished is finished")
+
+
 def _pub(node: Nsqd, topic: str, body: bytes) -> bytes:
     with node.connect() as connection:
         connection.send(b"PUB %s 0\n%s" % (topic.encode(), sized(body)))
