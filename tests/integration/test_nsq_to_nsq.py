@@ -315,14 +315,14 @@ def test_partition_order_trace_and_headers_are_kept(shared: Daemons, topic: str)
 def test_partitions_too_get_nothing_twice_because_an_answer_was_lost(shared: Daemons, topic: str, way: str):
     """With trace ids and headers: each kind of message is published by a command of its own."""
     is_ordered = way == "--ordered"
-    here = _cluster(shared, topic, is_ordered)
+    source, here = _cluster_of_one(shared, topic, is_ordered)
     with Proxy(("127.0.0.1", 1)) as proxy:
         nsqd, there = _cluster_of_one(shared, topic, is_ordered, f"--broadcast-tcp-port={proxy.address[1]}")
         proxy.target = nsqd.tcp
         to = "--destination-lookupd-http-address={}:{}".format(*there.http)
         with started("nsq_to_nsq", lookup(here), to, f"--topic={topic}", way, "--idempotent") as process:
             asyncio.run(_publish(here, topic, 3, 0, 1))
-            wait_until(lambda: stored(nsqd, topic) == 3, "it flows")
+            wait_finished(source, topic, 3)  # so that all that was asked has been answered
             proxy.down.is_dropped = True
             asyncio.run(_publish(here, topic, 3, 1, 3))
             wait_until(lambda: stored(nsqd, topic) >= 6, "some are there, and nobody knows")
