@@ -383,15 +383,15 @@ def test_what_failed_is_not_overtaken_by_calls_of_other_threads(nsq):
             outcomes[name] = "stored"
 
     with producer(nsq) as producing, ThreadPoolExecutor(3) as pool:
-        first = pool.submit(publish, "first", "x", 1.0)
+        first = pool.submit(publish, "first", "x", 5.0)  # so long the others have to stand behind it
         wait_until(lambda: len(producing._queues) == 1)
-        others = [pool.submit(publish, "second", "x", 10.0), pool.submit(publish, "other", "y", 10.0)]
+        others = [pool.submit(publish, name, key, PATIENCE_S) for name, key in (("second", "x"), ("other", "y"))]
         first.result(PATIENCE_S)
         nsq.do(lambda peer: peer.cluster.move("t", 0, "a"))
         for other in others:
             other.result(PATIENCE_S)
         assert outcomes == {"first": "PARTITION_UNAVAILABLE", "second": "E_ORDER", "other": "stored"}
-        publish("again", "x", 5.0)
+        publish("again", "x", PATIENCE_S)
     assert outcomes["again"] == "stored"
     assert nsq.do(lambda peer: peer.cluster.topics["t"].partitions[0].bodies) == [b"other", b"again"]
 
