@@ -220,7 +220,7 @@ def test_a_slow_answer_is_waited_for_whatever_the_heartbeat(guarded: Nsqd, topic
 
 
 def test_a_client_that_leaves_meanwhile(guarded: Nsqd, topic: str, server: AuthServer):
-    server.delay_s = 0.3
+    server.delay_s = 3.0  # so long it has to leave
     for _ in range(5):
         with guarded.connect() as connection:
             connection.send(auth() + pub(topic, b"x"))
