@@ -105,6 +105,8 @@ class Adoption:
         """
         owner, key = self._owner, (name, number)
         theirs = decode_meta(about.meta)
+        # it has partitions for its life, or never: what was told otherwise was told of another of this name
+        told = theirs if theirs.is_partitioned == meta.is_partitioned else meta
         clamped = clamp(stored, key, rows_end)
         stored.topics[name] = about.paused
         stored.headers_from[key] = min(about.headers_from, rows_end)
@@ -112,12 +114,10 @@ class Adoption:
         settings = {channel: decode_settings(each) for channel, each in about.settings.items()}
         is_new = topic is None
         if topic is None:
-            # it has partitions for its life, or never: what was told otherwise was told of another of this name
-            told = theirs if theirs.is_partitioned == meta.is_partitioned else meta
             topic = owner.topics[name] = Topic(name, {}, about.paused, told)
-        elif theirs.rank > topic.meta.rank:
-            owner.change_meta(topic, theirs)
-        if topic.meta.extend_support and not theirs.extend_support:
+        elif told.rank > topic.meta.rank:
+            owner.change_meta(topic, told)
+        if topic.meta.extend_support and not told.extend_support:
             stored.headers_from[key] = log.next_sequence
         self._settings.adopt(name, settings)
         before = dict(topic.channel_names)

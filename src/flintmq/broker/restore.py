@@ -8,7 +8,7 @@ Source: docs/decisions/0003, docs/decisions/0011.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from flintmq.broker.channels import Channels
 from flintmq.broker.delayed import DelayedNotes
@@ -91,7 +91,9 @@ class Restore:
         for name, numbers in found.items():
             if name not in stored.topics:
                 self.strays += [(name, n) for n in numbers if self._is_stray(name, n, name in replicated)]
-        found = {name: left for name, numbers in found.items() if (left := self._own(name, numbers))}
+        others = {*stored.replicas, *self.strays}
+        own = {name: [n for n in numbers if (name, n) not in others] for name, numbers in found.items()}
+        found = {name: numbers for name, numbers in own.items() if numbers}  # one may have died before it had a log
         channels: dict[str, dict[str, dict[int, StoredChannel]]] = {}
         for (topic_name, number, channel_name), channel in stored.channels.items():
             if (topic_name, number) in stored.replicas:
@@ -113,11 +115,6 @@ class Restore:
         if (name, number) in stored.replicas:
             return False
         return is_replicated or (stored.has_had_replicas and not self._logs.has_messages(name, number))
-
-    def _own(self, name: str, numbers: Sequence[int]) -> list[int]:
-        """Leave out what is not this node's own; nothing is left of a topic that died before it had a log."""
-        left_out = {*self._stored.replicas, *self.strays}
-        return [number for number in numbers if (name, number) not in left_out]
 
     def _delete_rows(self, name: str) -> None:
         """Go on with the deletion of a topic whose directory had been put out of the way."""

@@ -764,17 +764,22 @@ def test_a_log_without_a_row_beside_replicas_of_its_topic_is_set_aside(world):
     assert world.broker.replicas["t", 2].log.log_id == 9
 
 
-def test_what_was_told_of_another_topic_of_this_name_is_not_believed(world):
+@pytest.mark.parametrize("meta", [META, msgspec.structs.replace(META, extend_support=True)], ids=["plain", "headers"])
+def test_what_was_told_of_another_topic_of_this_name_is_not_believed(meta):
     """That it has no partitions, which a leader said that had a topic of its own under this name."""
-    replica = world.replica
+    world = World()
+    replica = world.make(meta=meta)
+    world.done.clear()
     replica._about = msgspec.structs.replace(replica._about, meta=encode_meta(PLAIN))
     assert replica.meta == PLAIN and PLAIN.rank > META.rank, "of equal versions"
     world.note(1, begins=True)
-    world.broker.replicas.promote(replica, 1, META, world.done.append)
+    world.broker.replicas.promote(replica, 1, meta, world.done.append)
     world.settle()
     topic = world.broker.topics["t"]
-    assert topic.meta == META and topic.partitions[NUMBER].meta == META
-    assert not world.broker.change_meta(topic, PLAIN) and topic.meta == META
+    assert topic.meta == meta and topic.partitions[NUMBER].meta == meta
+    assert topic.partitions[NUMBER].headers_from == 0, "all of it has them, or nothing has"
+    assert replica.meta == meta, "and its followers are told so"
+    assert not world.broker.change_meta(topic, PLAIN) and topic.meta == meta
 
 
 def test_none_becomes_a_partition_of_a_topic_of_this_node_alone(world):
