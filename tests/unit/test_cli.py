@@ -196,6 +196,7 @@ HEAVY = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("daemon", "main_class", "address"),
     [("nsqd", "Nsqd", "self.addresses.http"), ("nsqlookupd", "Nsqlookupd", "self.http_address")],
@@ -242,6 +243,7 @@ def shell(line: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no device that is always full")
 @pytest.mark.parametrize("words", LINES)
 def test_an_output_that_cannot_be_written_is_one_line(words):
@@ -252,6 +254,7 @@ def test_an_output_that_cannot_be_written_is_one_line(words):
         assert done.returncode == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", LINES)
 def test_when_nobody_reads_it_ends_as_others_do(words):
     done = shell('set -o pipefail; "$@" | true', *words)

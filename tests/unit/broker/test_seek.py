@@ -286,6 +286,7 @@ def test_what_is_left_out_survives_a_restart():
     assert sequences(consumer) == [1, 2, 6, 8, 9, 10]
 
 
+@pytest.mark.slow
 def test_holes_are_bounded():
     channel = make_channel(make_log(2 * CHANNEL_HOLES_MAX + 10, batch=1000))
     for number in range(CHANNEL_HOLES_MAX):

@@ -179,6 +179,7 @@ def test_what_waits_to_be_written_is_bounded_and_shared():
     assert other.is_full
 
 
+@pytest.mark.slow
 def test_a_disk_that_fails_does_not_let_memory_grow_with_what_consumers_defer():
     log = make_log(0)
     for _ in range(40):

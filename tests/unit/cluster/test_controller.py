@@ -291,6 +291,7 @@ def test_a_suspect_that_connects_again_is_one_no_longer():
     assert set(master.controller.live) == {"a", "b"}
 
 
+@pytest.mark.slow
 def test_thousands_are_elected_in_one_pass():
     world = World()
     world.nodes("bc")

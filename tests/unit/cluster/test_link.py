@@ -339,6 +339,7 @@ def test_new_messages_go_before_those_of_somebody_who_catches_up():
     assert len(appends) <= 5  # of those, what fits and one more
 
 
+@pytest.mark.slow
 def test_somebody_who_catches_up_arrives_although_others_always_have_news():
     window = Window(link_bytes=1 << 20, stream_bytes=1 << 19, chunk_bytes=1000)
     pair = pair_of(2, window=window)

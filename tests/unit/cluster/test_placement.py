@@ -36,6 +36,7 @@ def test_no_node():
         place(1, {}, {})
 
 
+@pytest.mark.slow
 @given(
     st.integers(1, 255),
     st.dictionaries(st.text(max_size=3), st.integers(0, 50), min_size=1, max_size=12),

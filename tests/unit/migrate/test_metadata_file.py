@@ -125,6 +125,7 @@ class Written:
         return [topic.name for topic in topics]
 
 
+@pytest.mark.slow
 async def test_many_changes_are_few_writes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(metadata_file, "WRITE_INTERVAL_S", 0.2)
     topics: list[Topic] = []

@@ -605,6 +605,7 @@ def operation_of(kind: str, path: str) -> int:
     return found[0]
 
 
+@pytest.mark.slow
 def test_files_that_changed_after_a_crash_are_taken_as_they_are_now():
     first, last = operations_of_a_takeover()[0], operation_of("make_directory", ARCHIVE_NAME) - 1
     for number in range(first, last + 1, 5):

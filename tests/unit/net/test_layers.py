@@ -321,6 +321,7 @@ def test_clear_bytes_in_a_compressed_stream_close_it(run: Run, codec: Any):
     run(work)
 
 
+@pytest.mark.slow
 def test_a_handshake_has_a_deadline(run: Run, new_tls: NewEngine):
     async def work() -> None:
         server, client = await started(Server(new_tls))
@@ -358,6 +359,7 @@ def bomb(size: int) -> bytes:
     return compressor.compress(bytes(size)) + compressor.flush(zlib.Z_SYNC_FLUSH)
 
 
+@pytest.mark.slow
 def test_a_bomb_is_taken_piece_by_piece_and_others_have_their_turns(run: Run):
     async def work() -> None:
         size = 64 * 1024 * 1024

@@ -378,6 +378,7 @@ async def test_closing_gives_up_what_is_asked():
         assert task.cancelled()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["get", "post"])
 async def test_the_secret_is_in_no_error(method: str):
     async def echo(request: web.Request) -> web.Response:

@@ -74,6 +74,7 @@ def test_golden(stored, bodies):
     assert encode_batch(internal_id(3, 7), 0, STORED_NS, bodies) == stored
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.one_of(

@@ -8,12 +8,14 @@ import sys
 from pathlib import Path
 
 import pyspark
+import pytest
 
 from flintmq.spark.home import linked_home, named
 
 PACKAGE = Path(pyspark.__file__).parent
 
 
+@pytest.mark.slow
 def test_a_worker_finds_the_installed_modules_there(tmp_path: Path):
     environment = {"XDG_CACHE_HOME": str(tmp_path)}
     home = linked_home(environment)

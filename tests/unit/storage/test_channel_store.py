@@ -81,12 +81,14 @@ def problems(power_loss: bool, is_reversed: bool) -> list[str]:
     raise AssertionError("it has not ended")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_reversed", [False, True], ids=["list first", "database first"])
 @pytest.mark.parametrize("power_loss", [False, True], ids=["kill", "power loss"])
 def test_what_was_answered_is_there_after_a_crash_at_any_operation(power_loss: bool, is_reversed: bool):
     assert not problems(power_loss, is_reversed)
 
 
+@pytest.mark.slow
 def test_a_last_record_that_went_with_the_power_would_be_told_of_as_damage(monkeypatch: pytest.MonkeyPatch):
     """What the test above rests on: it sees a start that takes the list for damaged."""
     monkeypatch.setattr(integrity._Opening, "_is_explained", lambda self, loaded, generation: False)

@@ -32,6 +32,7 @@ def count_bytes(monkeypatch):
     return sizes
 
 
+@pytest.mark.slow
 def test_in_no_order(monkeypatch):
     log = filled()
     sizes = count_bytes(monkeypatch)

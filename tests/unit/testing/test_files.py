@@ -255,6 +255,7 @@ def is_portable(step: tuple[Any, ...]) -> bool:
     return step[0] in ("list", "sync_directory") or not any(path in ("", "d/") for path in paths)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(steps=STEPS)
 def test_memory_and_operating_system_agree(tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[Any, ...]]):

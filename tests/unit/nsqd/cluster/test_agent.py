@@ -437,6 +437,7 @@ def test_changes_that_may_have_been_made_are_not_taken_for_refused() -> None:
     assert all(led.leading._is_doubtful for led in case.agent.table.led.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_done", [False, True])
 @pytest.mark.parametrize("count", [1, 40])
 def test_a_defect_while_members_are_changed_does_not_keep_anybody_from_trying_again(count: int, is_done: bool) -> None:
