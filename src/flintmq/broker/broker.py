@@ -29,6 +29,8 @@ from flintmq.broker.channel import Channel
 from flintmq.broker.channels import Channels, first_cursor
 from flintmq.broker.delayed import DelayedNotes
 from flintmq.broker.deliveries import Deliveries
+from flintmq.broker.followed_replicas import FollowedReplicas
+from flintmq.broker.led_replicas import LedReplicas
 from flintmq.broker.log_marks import LogMarks
 from flintmq.broker.logs import TOPICS_DIRECTORY as TOPICS_DIRECTORY
 from flintmq.broker.logs import Logs
@@ -39,6 +41,7 @@ from flintmq.broker.options import BrokerOptions as BrokerOptions
 from flintmq.broker.partition import Partition, PublishGroup
 from flintmq.broker.progress import Flush, Progress, Question
 from flintmq.broker.publishes import Publishes
+from flintmq.broker.replica_rows import KeptFloors
 from flintmq.broker.replicas import NewReplica, Replicas
 from flintmq.broker.restore import Restore
 from flintmq.broker.retention import Retention, drop_consumed
@@ -174,17 +177,21 @@ class Broker:
             self._losses,
             self._delayed_notes,
         )
+        kept = KeptFloors(channels, self._progress, self._tell_problem)
         self.replicas = Replicas(
             self._logs,
             channels,
             metadata,
             self._marks,
             self._progress,
-            self.publishes,
-            adoption,
+            kept,
             self._is_unreplicated,
             self._tell_damage,
             self._tell_problem,
+        )
+        self.followed_replicas = FollowedReplicas(channels, metadata, self._marks, self._progress, self.publishes, kept)
+        self.led_replicas = LedReplicas(
+            self.replicas, channels, metadata, self._marks, self._progress, self.publishes, adoption
         )
 
     def _is_unreplicated(self, topic: str) -> bool:
@@ -819,9 +826,9 @@ class Broker:
     # -- settings --------------------------------------------------------------------------------------------------
 
     def give_to_cluster(self, topic: Topic, topic_number: int, done: Waiter) -> list[Subscription]:
-        """Make replicas of the partitions of a topic; see :meth:`Replicas.take_in`."""
+        """Make replicas of the partitions of a topic; see :meth:`LedReplicas.take_in`."""
         settings = {channel: self._settings.own(topic.name, channel) for channel in ("", *topic.channel_names)}
-        return self.replicas.take_in(topic, topic_number, settings, done)
+        return self.led_replicas.take_in(topic, topic_number, settings, done)
 
     def take_dead_letters(self, topic: Topic) -> None:
         """Remember that a topic has dead letters, before any of them is stored that is published from now on."""

@@ -29,7 +29,8 @@ class Consumed(Protocol):
         durable_floor: no channel needs the log below this sequence, as the database has it.
     """
 
-    durable_floor: int
+    @property
+    def durable_floor(self) -> int: ...
 
     @property
     def meta(self) -> TopicMeta: ...

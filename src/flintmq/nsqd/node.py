@@ -15,7 +15,6 @@ Source: NSQ's options (start and stop), NSQ's data files; docs/decisions/0002.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
@@ -28,7 +27,7 @@ from flintmq.broker.partition import Ended, Partition
 from flintmq.broker.subscription import Subscription
 from flintmq.budget import NO_LIMIT_BYTES
 from flintmq.env import Env
-from flintmq.errors import DiskFull, StorageError
+from flintmq.errors import DiskFull
 from flintmq.limits import EPHEMERAL_DEPTH_MIN
 from flintmq.migrate.metadata_file import MetadataFile
 from flintmq.nsqd.client import Clients
@@ -40,6 +39,7 @@ from flintmq.nsqd.leadership import Leadership
 from flintmq.nsqd.lookup import Lookup, registrations_of
 from flintmq.nsqd.lookup_peer import Registration
 from flintmq.nsqd.options import NsqdOptions
+from flintmq.nsqd.problems import Problems
 from flintmq.nsqd.publishing import Publishing
 from flintmq.nsqd.subscribing import Subscribing
 from flintmq.nsqd.topics import Topics
@@ -52,8 +52,6 @@ from flintmq.wire.lookup import PeerInfo
 
 if TYPE_CHECKING:
     from flintmq.nsqd.cluster.agent import Agent
-
-log = logging.getLogger(__name__)
 
 
 class Node:
@@ -132,7 +130,7 @@ class Node:
             broker.open(self._env.clock.wall_ns())
         self.tracing.start()
         broker.on_topic_change = self._topic_changed
-        broker.on_problem = self._problem
+        broker.on_problem = Problems(self._env.clock).tell
         broker.on_dead_letter_topic = lambda name, _wall_ns: self.topics.create_extended(name)
         if options.cluster_store:
             await self._join()
@@ -297,9 +295,6 @@ class Node:
 
     def _let_go(self, subscription: Subscription, number: int) -> bool:
         return any(each.let_go(subscription, number) for each in (self.subscribing, self.subscribing_here))
-
-    def _problem(self, error: StorageError) -> None:
-        log.error("%s", error)
 
     def _corrupted(self, found: Corruption) -> None:
         self.damage.found(found)

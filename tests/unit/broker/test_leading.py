@@ -13,9 +13,9 @@ from tests.unit.broker.world import MSG_TIMEOUT_NS, SECOND, Consumer
 
 from flintmq.broker.broker import TopicConflict, TopicNotFound
 from flintmq.broker.channel import Channel
+from flintmq.broker.led_replicas import Records, SpilledState
 from flintmq.broker.metadata import Waiter
 from flintmq.broker.partition import Partition, PublishGroup
-from flintmq.broker.replicas import Records, SpilledState
 from flintmq.errors import StorageError
 from flintmq.settings import Settings
 from flintmq.storage.records import (
@@ -46,7 +46,7 @@ class Node(World):
 
     def open(self) -> None:
         super().open()
-        self.broker.replicas.on_records = self._hand_on
+        self.broker.led_replicas.on_records = self._hand_on
 
     def _hand_on(self, records: Records, done: Waiter) -> None:
         self.flushes.append(records["t", NUMBER])
@@ -57,8 +57,8 @@ class Node(World):
 
     def lead(self, epoch: int, meta: TopicMeta | None = None) -> None:
         self.done.clear()
-        self.broker.replicas.note_epoch(self.replica, epoch, True, self.done.append)
-        self.broker.replicas.promote(self.replica, epoch, meta or self.meta, self.done.append)
+        self.replica.note_epoch(epoch, True, self.done.append)
+        self.broker.led_replicas.promote(self.replica, epoch, meta or self.meta, self.done.append)
         self.settle()
         assert self.done == [None, None]
         self._bound_windows(self.partition.channels.values())
@@ -98,9 +98,9 @@ class Node(World):
                 else:
                     spilled.close()
 
-            self.broker.replicas.read_spilled(spilled, took)
+            self.broker.led_replicas.read_spilled(spilled, took)
 
-        self.broker.replicas.whole_state(self.replica, done)
+        self.broker.led_replicas.whole_state(self.replica, done)
         self.settle()
         return found
 
@@ -113,14 +113,14 @@ class Node(World):
             self.stage([record for record in sent if isinstance(record, PutSpilled)])
             sent = [record for record in sent if not isinstance(record, PutSpilled)]
         self.done.clear()
-        self.broker.replicas.apply(self.replica, position, sent, is_whole, self.done.append)
+        self.broker.followed_replicas.apply(self.replica, position, sent, is_whole, self.done.append)
         self.settle()
         assert self.done == [None] and self.replica.progress == position
 
     def stage(self, records: Sequence[Record]) -> None:
         self.done.clear()
         for record in records:
-            self.broker.replicas.stage(self.replica, [record], self.done.append)
+            self.broker.followed_replicas.stage(self.replica, [record], self.done.append)
             self.settle()
         assert self.done == [None] * len(records)
 
@@ -128,7 +128,7 @@ class Node(World):
         end = self.log.next_sequence
         while end < leader.log.next_sequence:
             data, end = leader.log.fetch_stored(end, 300)
-            self.broker.replicas.append(self.replica, data)
+            self.broker.followed_replicas.append(self.replica, data)
 
 
 def picture(node: Node) -> dict[str, Any]:
@@ -329,7 +329,7 @@ def test_nothing_is_delivered_before_the_watermark_moves():
     leader.store([b"b"] * 2)
     leader.flush()
     node = follower_of(leader)
-    node.broker.replicas.advance_committed(node.replica, 3)
+    node.replica.log.advance_committed(3)
     node.lead(2)
     consumer = node.consume("c")
     consumer.ready(100)
@@ -372,7 +372,7 @@ def test_a_duplicate_is_told_when_it_is_led_no_longer():
     node.lead(2)
     again = node.store([b"x"], producer=(b"p", 1))
     error = StorageError("another leads")
-    node.broker.replicas.demote(node.replica, error)
+    node.broker.led_replicas.demote(node.replica, error)
     assert again.error is error
 
 
@@ -385,7 +385,7 @@ def test_what_is_written_and_not_committed_may_be_ended_later():
     unwritten = node.broker.publish_to(node.partition, [b"z"])
     kept: list[PublishGroup] = []
     refused = StorageError("not taken")
-    node.broker.replicas.demote(node.replica, StorageError("another leads"), refused, kept.extend)
+    node.broker.led_replicas.demote(node.replica, StorageError("another leads"), refused, kept.extend)
     assert kept == [written] and not written.ended
     assert unwritten.error is refused
     node.broker.publishes.commit_groups(kept)
@@ -402,7 +402,7 @@ def test_its_batches_carry_the_epoch():
     node.die(power_loss=False)
     assert node.replica.history == [(1, 1), (7, 2)] and node.replica.epoch == 7
     with pytest.raises(ValueError, match="epoch 6 was not noted"):
-        node.broker.replicas.promote(node.replica, 6, META, node.done.append)
+        node.broker.led_replicas.promote(node.replica, 6, META, node.done.append)
 
 
 # -- leading ends
@@ -423,7 +423,7 @@ def test_what_it_had_is_there_again_when_it_leads_again():
     consumer.requeue(taken[1].internal, 0)
     waiting = node.store([b"waiting"])
     error = StorageError("another leads")
-    subscriptions = node.broker.replicas.demote(node.replica, error)
+    subscriptions = node.broker.led_replicas.demote(node.replica, error)
     assert subscriptions == [consumer.subscription] and waiting.error is error
     assert "t" not in node.broker.topics and node.replica.partition is None
     with pytest.raises(TopicConflict):
@@ -455,7 +455,7 @@ def test_what_a_flush_that_fails_had_taken_is_not_forgotten():
     consumer.finish([each.internal for each in taken[1:]])
     flush = node.take_flush()
     assert flush.changes
-    node.broker.replicas.demote(node.replica, StorageError("x"))
+    node.broker.led_replicas.demote(node.replica, StorageError("x"))
     node.consumers.clear()
     node.end_flush(flush, [], OSError("disk"))
     node.settle()
@@ -477,7 +477,7 @@ def test_what_a_flush_under_way_writes_is_written_again():
     flush = node.take_flush()
     answers = node.run_flush(flush)
     consumer.requeue(taken[1].internal, 8000 * SECOND)
-    node.broker.replicas.demote(node.replica, StorageError("x"))
+    node.broker.led_replicas.demote(node.replica, StorageError("x"))
     node.consumers.clear()
     node.end_flush(flush, answers)
     node.settle()
@@ -497,10 +497,10 @@ def test_a_leader_that_comes_back_follows():
     node.commit_all()
     node.store([b"b"] * 2)
     node.commit_all()
-    leader.broker.replicas.demote(leader.replica, StorageError("another leads"))
+    leader.broker.led_replicas.demote(leader.replica, StorageError("another leads"))
     leader.note(2)
     leader.done.clear()
-    leader.broker.replicas.cut_back(leader.replica, 2, leader.done.append)
+    leader.broker.followed_replicas.cut_back(leader.replica, 2, leader.done.append)
     leader.settle()
     assert leader.done == [None]
     leader.take_batches(node)
@@ -518,12 +518,12 @@ def test_what_rows_say_of_what_was_cut_off_is_not_believed():
     node.broker.set_watermark(node.partition, 3)
     node.broker.channel(node.broker.topics["t"], "late")  # begins at the end, which is not committed
     node.settle()
-    node.broker.replicas.demote(node.replica, StorageError("another leads"))
+    node.broker.led_replicas.demote(node.replica, StorageError("another leads"))
     node.note(2)
     with pytest.raises(ValueError):
-        node.broker.replicas.cut_back(node.replica, 2, node.done.append)
+        node.broker.followed_replicas.cut_back(node.replica, 2, node.done.append)
     node.done.clear()
-    node.broker.replicas.start_over(node.replica, 3, 90, node.done.append)
+    node.broker.followed_replicas.start_over(node.replica, 3, 90, node.done.append)
     node.settle()
     assert node.done == [None]
     for _ in range(2):
@@ -547,7 +547,7 @@ def test_those_who_wait_are_told_when_the_others_have_it():
     # one who asks for the same afterwards is not told before
     assert node.broker.when_metadata_durable(told.append)
     epochs: list[Any] = []
-    node.broker.replicas.note_epoch(node.replica, 2, False, epochs.append)
+    node.replica.note_epoch(2, False, epochs.append)
     node.flush()
     assert epochs == [None], "what concerns this node alone does not wait"
     node.waiting[0](None)
@@ -583,14 +583,14 @@ def test_progress_that_does_not_follow_is_refused():
     node = follower_of(leader)
     for position, is_whole in (((1, 3), False), ((1, 1), False), ((2, 2), False), ((0, 2), True)):
         with pytest.raises(ValueError):
-            node.broker.replicas.apply(node.replica, position, [], is_whole, node.done.append)
+            node.broker.followed_replicas.apply(node.replica, position, [], is_whole, node.done.append)
     with pytest.raises(ValueError, match="PutBacklog is not of this partition"):
         records: list[Record] = [*leader.whole()[:1], PutBacklog("t", NUMBER + 1, 1, None)]
-        node.broker.replicas.apply(node.replica, (1, 2), records, False, node.done.append)
+        node.broker.followed_replicas.apply(node.replica, (1, 2), records, False, node.done.append)
     node.apply((1, 2), [])
     node.note(2)
     with pytest.raises(ValueError):
-        node.broker.replicas.apply(node.replica, (1, 3), [], False, node.done.append)
+        node.broker.followed_replicas.apply(node.replica, (1, 3), [], False, node.done.append)
     node.die(power_loss=False)
     assert node.replica.progress == (1, 2)
 
@@ -637,7 +637,7 @@ def do_promote(node: Node, leader: Node) -> None:
 
 def do_demote(node: Node, leader: Node) -> None:
     node.lead(2)
-    node.broker.replicas.demote(node.replica, StorageError("x"))
+    node.broker.led_replicas.demote(node.replica, StorageError("x"))
     node.settle()
 
 
@@ -674,7 +674,7 @@ def test_a_crash_at_every_operation_leaves_progress_as_it_was_or_as_it_is_to_be(
     leader, node = begin(1)
     action(node, leader)
     if node.replica.partition is not None:
-        node.broker.replicas.demote(node.replica, StorageError("x"))
+        node.broker.led_replicas.demote(node.replica, StorageError("x"))
         node.settle()
     after = end(node)
     nth = 1
@@ -726,16 +726,16 @@ class Both(Node):
     def lead_both(self, epoch: int, meta: TopicMeta | None = None) -> None:
         self.done.clear()
         for replica in self.broker.replicas.values():
-            self.broker.replicas.note_epoch(replica, epoch, True, self.done.append)
-            self.broker.replicas.promote(replica, epoch, meta or self.meta, self.done.append)
+            replica.note_epoch(epoch, True, self.done.append)
+            self.broker.led_replicas.promote(replica, epoch, meta or self.meta, self.done.append)
         self.settle()
         assert self.done == [None] * 4
 
     def follow(self, number: int, records: list[Record]) -> None:
         replica = self.broker.replicas["t", number]
         self.done.clear()
-        self.broker.replicas.note_epoch(replica, 3, False, self.done.append)
-        self.broker.replicas.apply(replica, (3, 1), records, True, self.done.append)
+        replica.note_epoch(3, False, self.done.append)
+        self.broker.followed_replicas.apply(replica, (3, 1), records, True, self.done.append)
         self.settle()
         assert self.done == [None, None]
 
@@ -757,7 +757,7 @@ def test_what_is_said_of_a_topic_goes_with_each_of_its_partitions():
     stored = node.broker._store._database.query("SELECT name FROM topic", ())
     assert stored == [], "its rows are those of its replicas"
     for replica in list(node.broker.replicas.values()):
-        node.broker.replicas.demote(replica, StorageError("x"))
+        node.broker.led_replicas.demote(replica, StorageError("x"))
     node.settle()
     assert node.broker.topics == {} and node.broker.own_settings("t", "c") == Settings()
     node.die(power_loss=True)
@@ -775,7 +775,7 @@ def test_a_partition_that_comes_to_a_topic_takes_its_pause_and_leaves_it_its_set
     node = Both()
     node.done.clear()
     node.note(1, begins=True)
-    node.broker.replicas.promote(node.replica, 1, META, node.done.append)
+    node.broker.led_replicas.promote(node.replica, 1, META, node.done.append)
     node.settle()
     topic = node.broker.topics["t"]
     node.broker.channel(topic, "here")
@@ -791,14 +791,14 @@ def test_a_partition_that_comes_to_a_topic_takes_its_pause_and_leaves_it_its_set
     node.follow(0, theirs)
     assert not node.broker.topics["t"].paused or is_paused_here, "a replica that is followed changes nothing here"
     node.done.clear()
-    node.broker.replicas.promote(node.broker.replicas["t", 0], 3, META, node.done.append)
+    node.broker.led_replicas.promote(node.broker.replicas["t", 0], 3, META, node.done.append)
     node.settle()
     assert node.done == [None]
     assert topic.paused and all(each.paused_at is not None for each in topic.partitions.values())
     assert set(topic.channel_names) == {"here", "there"}
     assert set(topic.partitions[0].channels) == {"there"} and set(topic.partitions[1].channels) == {"here"}
     assert node.broker.own_settings("t") == Settings(max_attempts=7, ttl_ms=10**6)
-    node.broker.replicas.demote(node.replica, StorageError("x"))
+    node.broker.led_replicas.demote(node.replica, StorageError("x"))
     node.settle()
     assert set(topic.channel_names) == {"there"} and list(topic.partitions) == [0]
     node.die(power_loss=False)
@@ -837,8 +837,8 @@ def test_a_topic_of_replicas_is_nobodys_to_create_or_delete():
             assert node.broker.topic("t", 1) is node.broker.topics["t"]
             with pytest.raises(TopicConflict, match="replicated"):
                 node.broker.delete_topic("t")
-            node.broker.replicas.demote(node.replica, StorageError("x"))
-            node.broker.replicas.demote(node.broker.replicas["t", 0], StorageError("x"))
+            node.broker.led_replicas.demote(node.replica, StorageError("x"))
+            node.broker.led_replicas.demote(node.broker.replicas["t", 0], StorageError("x"))
 
 
 # -- what is spilled of a whole state
@@ -861,10 +861,10 @@ def cursors_of(node: Node) -> set[int]:
 
 
 def test_what_is_spilled_is_read_in_pieces_as_of_one_flush(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flintmq.broker.replicas.STATE_READ_BYTES", 1)
+    monkeypatch.setattr("flintmq.broker.led_replicas.STATE_READ_BYTES", 1)
     pair = spilled_leader(5)
     found: list[Any] = []
-    pair.leader.broker.replicas.whole_state(pair.leader.replica, lambda *what: found.extend(what))
+    pair.leader.broker.led_replicas.whole_state(pair.leader.replica, lambda *what: found.extend(what))
     pair.leader.settle()
     records, spilled, error = found
     assert error is None and not any(isinstance(record, PutSpilled) for record in records)
@@ -874,7 +874,7 @@ def test_what_is_spilled_is_read_in_pieces_as_of_one_flush(monkeypatch: pytest.M
     assert before == 1 and not cursors_of(pair.leader), "they are gone since"
     pieces: list[list[Record]] = []
     while not pieces or pieces[-1]:
-        pair.leader.broker.replicas.read_spilled(spilled, lambda piece, error: pieces.append(piece))
+        pair.leader.broker.led_replicas.read_spilled(spilled, lambda piece, error: pieces.append(piece))
         pair.leader.settle()
     spilled.close()
     assert [len(piece) for piece in pieces] == [1] * 5 + [0]
@@ -891,7 +891,7 @@ def test_nobody_finds_what_is_staged_before_it_is_whole() -> None:
     assert len(before) == 1 and min(before) > 0
     follower.stage(spilled)
     assert {cursor < 0 for cursor in cursors_of(follower)} == {False, True}
-    follower.broker.replicas.drop_staged(follower.replica)
+    follower.replica.rows.drop_staged()
     follower.settle()
     assert cursors_of(follower) == before
 
@@ -926,7 +926,7 @@ def test_only_what_is_spilled_is_staged() -> None:
         PutSpilled("t", NUMBER, "c", None, [], {}, [1]),
     ):
         with pytest.raises(ValueError, match="is no"):
-            follower.broker.replicas.stage(follower.replica, [wrong], follower.done.append)
+            follower.broker.followed_replicas.stage(follower.replica, [wrong], follower.done.append)
 
 
 # -- channels in order
@@ -938,15 +938,13 @@ def test_floors_that_a_leader_told_are_where_a_channel_begins_whatever_comes_bet
     leader.commit_all()
     leader.flush()
     node = follower_of(leader)
-    replicas = node.broker.replicas
-    replicas.keep_floors(node.replica, [("c", 4), ("not here yet", 2)])
+    node.broker.followed_replicas.keep_floors(node.replica, [("c", 4), ("not here yet", 2)])
     node.apply((1, 2), leader.whole(), is_whole=True)  # of before, and it came later
     node.die(power_loss=False)
     node.restart()
     node.note(1)
-    assert list(node.replica._kept_floors.values()) == [4]
-    replicas = node.broker.replicas
-    replicas.keep_floors(node.replica, [("c", 6)])
+    assert list(node.replica.rows.kept_floors.values()) == [4]
+    node.broker.followed_replicas.keep_floors(node.replica, [("c", 6)])
     node.lead(2)
     node.commit_all()
     assert node.partition.channels["c"].floor == 6
@@ -959,13 +957,13 @@ def test_a_floor_that_is_not_so_any_more_is_forgotten():
     leader.commit_all()
     leader.flush()
     node = follower_of(leader)
-    node.broker.replicas.keep_floors(node.replica, [("c", 6)])
-    node.broker.replicas.keep_floors(node.replica, [("c", 0)])
-    node.broker.replicas.keep_floors(node.replica, [("c", 3)])
-    node.broker.replicas.keep_floors(node.replica, [("c", 2)])
+    node.broker.followed_replicas.keep_floors(node.replica, [("c", 6)])
+    node.broker.followed_replicas.keep_floors(node.replica, [("c", 0)])
+    node.broker.followed_replicas.keep_floors(node.replica, [("c", 3)])
+    node.broker.followed_replicas.keep_floors(node.replica, [("c", 2)])
     node.die(power_loss=False)
     node.restart()
-    assert list(node.replica._kept_floors.values()) == [2]
+    assert list(node.replica.rows.kept_floors.values()) == [2]
 
 
 @pytest.mark.parametrize("told", [[0], [2], [0, 2], [6, 2]])
@@ -981,7 +979,7 @@ def test_a_floor_that_went_back_is_not_back_after_a_power_loss(told: list[int], 
             node.restart()
             node.note(1)
         for floor in told:
-            node.broker.replicas.keep_floors(node.replica, [("c", floor)])
+            node.broker.followed_replicas.keep_floors(node.replica, [("c", floor)])
         node.apply((1, 2), [PutProgress("t", NUMBER, "c", 2, b"", [], [], [], 0)])
         node.random.seed(seed)
         node.die(power_loss=True)
@@ -1001,13 +999,13 @@ def test_a_floor_is_what_was_told_last_also_where_it_led_before() -> None:
     consumer = node.consume("c")
     consumer.ready(1)
     node.pump()
-    node.broker.replicas.demote(node.replica, StorageError("led elsewhere"))
+    node.broker.led_replicas.demote(node.replica, StorageError("led elsewhere"))
     node.settle()
     node.note(3)
-    node.broker.replicas.keep_floors(node.replica, [("c", 3)])
+    node.broker.followed_replicas.keep_floors(node.replica, [("c", 3)])
     node.die(power_loss=False)
     node.restart()
-    assert list(node.replica._kept_floors.values()) == [3]
+    assert list(node.replica.rows.kept_floors.values()) == [3]
 
 
 def follower_in_order() -> Node:
@@ -1018,7 +1016,7 @@ def follower_in_order() -> Node:
     leader.commit_all()
     leader.flush()
     node = follower_of(leader)
-    node.broker.replicas.keep_floors(node.replica, [("c", 7)])
+    node.broker.followed_replicas.keep_floors(node.replica, [("c", 7)])
     return node
 
 
@@ -1031,7 +1029,7 @@ def check_begins_at(node: Node, end: int) -> None:
         node.commit_all()
         node.die(power_loss=False)
         node.restart()
-    assert max(node.replica._kept_floors.values(), default=end) <= end
+    assert max(node.replica.rows.kept_floors.values(), default=end) <= end
 
 
 def test_a_log_that_lost_its_end_with_the_power_has_nothing_finished_behind_it():
@@ -1044,7 +1042,7 @@ def test_a_log_that_lost_its_end_with_the_power_has_nothing_finished_behind_it()
         node.die(power_loss=True)
         node.restart()
         end = node.replica.log.next_sequence
-        if end < 7 and list(node.replica._kept_floors.values()) == [7]:
+        if end < 7 and list(node.replica.rows.kept_floors.values()) == [7]:
             tried += 1
             check_begins_at(node, end)
     assert tried, "no log lost its end before the floor"
@@ -1053,10 +1051,10 @@ def test_a_log_that_lost_its_end_with_the_power_has_nothing_finished_behind_it()
 def test_a_log_that_is_cut_back_has_nothing_finished_behind_it():
     node = follower_in_order()
     node.note(2)
-    node.broker.replicas.cut_back(node.replica, 5, node.done.append)
+    node.broker.followed_replicas.cut_back(node.replica, 5, node.done.append)
     node.settle()
     assert node.done[-1] is None
-    assert list(node.replica._kept_floors.values()) == [5] == list(node.replica._ordered_floors.values())
+    assert list(node.replica.rows.kept_floors.values()) == [5] == list(node.replica.rows._told_floors.values())
     node.restart()
     check_begins_at(node, 5)
 
@@ -1073,7 +1071,7 @@ def test_nothing_is_delivered_in_order_before_a_floor_is_kept_elsewhere():
         def forget(self, partition: Partition, channel: Channel) -> None:
             kept.append((channel.name, -1))
 
-    leader.broker.replicas.keep_floors_by(Keeper())
+    leader.broker.led_replicas.keep_floors_by(Keeper())
     topic = leader.broker.topics["t"]
     leader.broker.order_channel(topic, "c", True)
     leader.store([b"a"] * 3)

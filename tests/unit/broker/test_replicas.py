@@ -14,7 +14,8 @@ from tests.unit.broker.world import BrokerWorld
 from flintmq.batch import BatchError, decode_header, encode_batch
 from flintmq.broker.delayed import DelayedNotes
 from flintmq.broker.partition import Partition
-from flintmq.broker.replicas import Replica, ReplicaConflict, found_history
+from flintmq.broker.replica import Replica, found_history
+from flintmq.broker.replicas import ReplicaConflict
 from flintmq.broker.topic import Topic
 from flintmq.errors import StorageError
 from flintmq.message import internal_id
@@ -66,7 +67,7 @@ class World(BrokerWorld):
         return replica
 
     def note(self, epoch: int, begins: bool = False) -> None:
-        self.broker.replicas.note_epoch(self.replica, epoch, begins, self.done.append)
+        self.replica.note_epoch(epoch, begins, self.done.append)
         self.settle()
 
     def sync(self) -> None:
@@ -117,7 +118,7 @@ def fill(world: World, epochs: tuple[int, ...] = (1, 1, 2, 4, 4)) -> Batches:
     for epoch in epochs:
         if epoch > world.replica.epoch:
             world.note(epoch)
-        world.broker.replicas.append(world.replica, leader.next(epoch, [b"x%d" % epoch] * (epoch + 1)))
+        world.broker.followed_replicas.append(world.replica, leader.next(epoch, [b"x%d" % epoch] * (epoch + 1)))
     return leader
 
 
@@ -149,7 +150,7 @@ def test_nothing_can_be_done_before_it_is_there():
     world = World()
     world.broker.replicas.create("t", NUMBER, TOPIC_NUMBER, LOG_ID, META, world.done.append)
     with pytest.raises(StorageError, match="being created"):
-        world.broker.replicas.append(world.replica, Batches().next(0, [b"x"]))
+        world.broker.followed_replicas.append(world.replica, Batches().next(0, [b"x"]))
     with pytest.raises(StorageError, match="being created"):
         world.note(1)
     world.settle()
@@ -204,7 +205,7 @@ def test_many_epochs_are_one_transaction(world):
     world.done.clear()
     commits = world.broker._store._commits
     for replica in world.broker.replicas.values():
-        world.broker.replicas.note_epoch(replica, 5, False, world.done.append)
+        replica.note_epoch(5, False, world.done.append)
     assert world.done == []
     world.settle()
     assert world.done == [None] * 3 and world.broker._store._commits == commits + 1
@@ -232,7 +233,7 @@ def test_batches_are_there_byte_for_byte(world):
     leader = Batches()
     world.note(3)
     data = b"".join(leader.next(epoch, [b"%d" % n for n in range(epoch)]) for epoch in (1, 1, 2, 3))
-    assert world.broker.replicas.append(world.replica, data) == leader.sequence
+    assert world.broker.followed_replicas.append(world.replica, data) == leader.sequence
     assert stored_in(world.log) == leader.stored
     assert world.replica.history == [(1, 1), (2, 3), (3, 5)]
     assert world.log.committed_sequence == 1
@@ -252,7 +253,7 @@ def test_what_may_not_come_is_refused_and_what_came_before_stays(change, world):
     wrong = leader.next({"older epoch": 1, "epoch not noted": 3}.get(change, 2), [b"wrong"], gap=int(change == "gap"))
     wrong = {"damaged": wrong[:-1] + b"?", "cut": wrong[:-1], "again": good}.get(change, wrong)
     with pytest.raises(BatchError if change in ("damaged", "cut") else ValueError):
-        world.broker.replicas.append(world.replica, good + wrong)
+        world.broker.followed_replicas.append(world.replica, good + wrong)
     assert world.log.next_sequence == 2 and world.replica.history == [(2, 1)]
 
 
@@ -260,20 +261,20 @@ def test_what_may_not_come_is_refused_and_what_came_before_stays(change, world):
 def test_a_gap_of_the_leader_is_one_here(is_empty, world):
     world.note(1)
     leader = Batches()
-    replicas, replica = world.broker.replicas, world.replica
+    writes, replica = world.broker.followed_replicas, world.replica
     if not is_empty:
-        replicas.append(replica, leader.next(1, [b"a", b"b"]))
+        writes.append(replica, leader.next(1, [b"a", b"b"]))
     behind = leader.next(1, [b"c"], gap=10)
     with pytest.raises(ValueError):
-        replicas.append(replica, behind)
-    end = replicas.append(replica, behind + leader.next(1, [b"d"]), after_gap=True)
+        writes.append(replica, behind)
+    end = writes.append(replica, behind + leader.next(1, [b"d"]), after_gap=True)
     assert end == leader.sequence == world.log.next_sequence
     assert stored_in(world.log) == leader.stored
     with pytest.raises(ValueError):
-        replicas.append(replica, leader.stored[max(leader.stored)], after_gap=True)
+        writes.append(replica, leader.stored[max(leader.stored)], after_gap=True)
     world.die(power_loss=False)
     assert stored_in(world.log) == leader.stored and not world.told
-    world.broker.replicas.append(world.replica, leader.next(1, [b"e"]))
+    world.broker.followed_replicas.append(world.replica, leader.next(1, [b"e"]))
     assert stored_in(world.log) == leader.stored
 
 
@@ -306,7 +307,7 @@ def test_what_was_synced_here_and_is_missing_is_told_and_comes_again(world, caps
     assert "is to come from another replica" in capsys.readouterr().out
     assert world.log.next_sequence == 3, "its end is lower, and there is no gap behind it"
     for first in sorted(leader.stored)[1:]:
-        world.broker.replicas.append(world.replica, leader.stored[first])
+        world.broker.followed_replicas.append(world.replica, leader.stored[first])
     assert stored_in(world.log) == leader.stored
 
 
@@ -319,7 +320,7 @@ def test_power_losses_take_what_was_not_synced_and_nothing_is_called_lost(seed, 
     synced = world.log.synced_sequence
     more = [leader.next(2, [b"y" * seed] * 3) for _ in range(4)]
     for data in more:
-        world.broker.replicas.append(world.replica, data)
+        world.broker.followed_replicas.append(world.replica, data)
     world.flush()
     capsys.readouterr()
     world.die(power_loss=True)
@@ -327,7 +328,7 @@ def test_power_losses_take_what_was_not_synced_and_nothing_is_called_lost(seed, 
     assert not world.told
     for first in sorted(leader.stored):
         if first >= world.log.next_sequence:
-            world.broker.replicas.append(world.replica, leader.stored[first])
+            world.broker.followed_replicas.append(world.replica, leader.stored[first])
     assert stored_in(world.log) == leader.stored
 
 
@@ -343,7 +344,7 @@ def damage(world: World, first: int) -> None:
 @pytest.mark.parametrize("number", range(4))
 def test_what_is_damaged_is_known_until_it_has_come_again(number, world, capsys):
     leader = fill(world)
-    world.broker.replicas.advance_committed(world.replica, leader.sequence)
+    world.replica.log.advance_committed(leader.sequence)
     world.sync()
     first = sorted(leader.stored)[number]
     damage(world, first)
@@ -359,15 +360,15 @@ def test_what_is_damaged_is_known_until_it_has_come_again(number, world, capsys)
     assert "skipped" in capsys.readouterr().out
     world.done.clear()
     if number:
-        world.broker.replicas.cut_back(world.replica, first, world.done.append)
+        world.broker.followed_replicas.cut_back(world.replica, first, world.done.append)
     else:
-        world.broker.replicas.start_over(world.replica, first, 0, world.done.append)
+        world.broker.followed_replicas.start_over(world.replica, first, 0, world.done.append)
     world.settle()
     assert world.done == [None] and not world.replica.is_damaged and world.log.next_sequence == first
     world.die(power_loss=True)
     assert not world.replica.is_damaged
     for each in sorted(leader.stored)[number:]:
-        world.broker.replicas.append(world.replica, leader.stored[each])
+        world.broker.followed_replicas.append(world.replica, leader.stored[each])
     assert stored_in(world.log) == leader.stored
 
 
@@ -382,7 +383,7 @@ def test_damage_that_is_found_when_it_is_read_is_told_at_once(world):
     with pytest.raises(StorageError, match="another replica has them"):
         world.log.read(first)
     assert told == [world.replica] and world.replica.lost_from == first
-    world.broker.replicas.accept_damage(world.replica)
+    world.replica.accept_damage()
     batch = world.log.read(first)
     assert batch is not None and batch.first == sorted(leader.stored)[3], "nobody else has it: it is skipped"
 
@@ -390,14 +391,14 @@ def test_damage_that_is_found_when_it_is_read_is_told_at_once(world):
 def test_channels_of_which_something_is_lost_are_known_until_their_whole_state_comes(world):
     fill(world)
     channel = [PutChannel("t", NUMBER, "ch", False, False), PutProgress("t", NUMBER, "ch", 1, b"", [], [], [], 0)]
-    world.broker.replicas.apply(world.replica, (4, 1), channel, True, world.done.append)
+    world.broker.followed_replicas.apply(world.replica, (4, 1), channel, True, world.done.append)
     world.settle()
-    (cursor,) = world.replica._cursors.values()
+    (cursor,) = world.replica.rows.cursors.values()
     world.broker._store.run_transaction([("DELETE FROM cursor WHERE id = ?", [(cursor,)])], True)
     for _ in range(2):
         world.die(power_loss=False)
         assert world.replica.is_damaged and not world.replica.lost_from and world.replica.progress == (0, 0)
-    world.broker.replicas.apply(world.replica, (4, 2), channel, True, world.done.append)
+    world.broker.followed_replicas.apply(world.replica, (4, 2), channel, True, world.done.append)
     world.settle()
     world.die(power_loss=False)
     assert not world.replica.is_damaged
@@ -410,7 +411,7 @@ def test_an_epoch_that_began_behind_the_last_flush_is_found_again(world):
     world.note(9)
     leader = Batches()
     for epoch in (1, 1, 3, 3, 3, 7, 9, 9):
-        world.broker.replicas.append(world.replica, leader.next(epoch, [b"x"] * (1 + epoch % 3)))
+        world.broker.followed_replicas.append(world.replica, leader.next(epoch, [b"x"] * (1 + epoch % 3)))
     wanted = list(world.replica.history)
     assert len(wanted) == 4
     world.die(power_loss=False)  # before anything of it was in the database
@@ -434,20 +435,20 @@ def test_an_epoch_without_a_batch_is_remembered(world):
 
 def test_a_follower_goes_on_as_its_leader_does(world):
     fill(world)
-    world.broker.replicas.advance_committed(world.replica, 5)
+    world.replica.log.advance_committed(5)
     at = dict(world.replica.history)[4]
     with pytest.raises(ValueError, match="committed"):
-        world.broker.replicas.cut_back(world.replica, 3, world.done.append)
+        world.broker.followed_replicas.cut_back(world.replica, 3, world.done.append)
     world.done.clear()
     world.note(6)
-    world.broker.replicas.cut_back(world.replica, at, world.done.append)
+    world.broker.followed_replicas.cut_back(world.replica, at, world.done.append)
     with pytest.raises(StorageError, match="being cut back"):
-        world.broker.replicas.append(world.replica, b"")
+        world.broker.followed_replicas.append(world.replica, b"")
     world.settle()
     assert world.done == [None, None]
     assert world.log.next_sequence == at and world.replica.history == [(1, 1), (2, 5)]
     other = Batches(at, world.log.end_offset_bytes)
-    world.broker.replicas.append(world.replica, other.next(6, [b"other"] * 2))
+    world.broker.followed_replicas.append(world.replica, other.next(6, [b"other"] * 2))
     world.flush()
     world.die(power_loss=False)
     assert world.replica.history == [(1, 1), (2, 5), (6, at)]
@@ -457,7 +458,7 @@ def test_a_follower_goes_on_as_its_leader_does(world):
 def test_cutting_at_the_end_is_done_at_once(world):
     leader = fill(world)
     world.done.clear()
-    world.broker.replicas.cut_back(world.replica, leader.sequence, world.done.append)
+    world.broker.followed_replicas.cut_back(world.replica, leader.sequence, world.done.append)
     assert world.done == [None]
 
 
@@ -469,15 +470,15 @@ def test_an_epoch_without_a_batch_goes_when_its_leader_has_older_ones_there(worl
     world.note(3)
     world.sync()
     world.done.clear()
-    world.broker.replicas.cut_back(world.replica, end, world.done.append)
+    world.broker.followed_replicas.cut_back(world.replica, end, world.done.append)
     assert not world.done, "it is not durable yet"
     with pytest.raises(StorageError, match="being cut back"):
-        world.broker.replicas.append(world.replica, b"")
+        world.broker.followed_replicas.append(world.replica, b"")
     world.settle()
     assert world.done == [None] and world.replica.history == [(1, 1)]
     world.die(power_loss)
     assert world.replica.history == [(1, 1)]
-    world.broker.replicas.append(world.replica, leader.next(1, [b"older"]) + leader.next(3, [b"new"]))
+    world.broker.followed_replicas.append(world.replica, leader.next(1, [b"older"]) + leader.next(3, [b"new"]))
     world.sync()
     assert world.replica.history == [(1, 1), (3, end + 1)]
     world.die(power_loss)
@@ -489,11 +490,11 @@ def test_an_epoch_without_a_batch_stays_while_the_database_cannot_be_written(wor
     world.note(2, begins=True)
     world.done.clear()
     history = list(world.replica.history)
-    world.broker.replicas.cut_back(world.replica, leader.sequence, world.done.append)
+    world.broker.followed_replicas.cut_back(world.replica, leader.sequence, world.done.append)
     world.end_flush(world.take_flush(), [], OSError("disk"))
     assert [type(error) for error in world.done] == [OSError]
     assert world.replica.history == history and not world.replica.work
-    world.broker.replicas.cut_back(world.replica, leader.sequence, world.done.append)
+    world.broker.followed_replicas.cut_back(world.replica, leader.sequence, world.done.append)
     world.settle()
     assert world.done[1:] == [None] and world.replica.history == [(1, 1)]
     world.die(power_loss=True)
@@ -514,11 +515,11 @@ def test_a_log_that_starts_over_has_no_epoch_without_a_batch(world):
     leader = fill(world, (1,))
     world.note(2, begins=True)
     world.note(3)
-    world.broker.replicas.start_over(world.replica, leader.sequence, leader.offset_bytes, world.done.append)
+    world.broker.followed_replicas.start_over(world.replica, leader.sequence, leader.offset_bytes, world.done.append)
     world.settle()
     world.die(power_loss=True)
     assert world.replica.history == []
-    world.broker.replicas.append(world.replica, leader.next(1, [b"older"]))
+    world.broker.followed_replicas.append(world.replica, leader.next(1, [b"older"]))
     assert world.replica.history == [(1, leader.sequence - 1)]
 
 
@@ -527,14 +528,14 @@ def test_a_log_that_starts_over_is_empty_and_begins_elsewhere(sequence, world):
     fill(world)
     world.sync()
     world.done.clear()
-    world.broker.replicas.start_over(world.replica, sequence, 12_345, world.done.append)
+    world.broker.followed_replicas.start_over(world.replica, sequence, 12_345, world.done.append)
     world.settle()
     assert world.done == [None]
     log = world.log
     assert (log.start_sequence, log.next_sequence, log.committed_sequence) == (sequence,) * 3
     assert log.end_offset_bytes == 12_345 and world.replica.history == [] and world.replica.progress == (0, 0)
     leader = Batches(sequence, 12_345)
-    world.broker.replicas.append(world.replica, leader.next(4, [b"a"]) + leader.next(4, [b"b"]))
+    world.broker.followed_replicas.append(world.replica, leader.next(4, [b"a"]) + leader.next(4, [b"b"]))
     world.sync()
     world.die(power_loss=True)
     assert stored_in(world.log) == leader.stored and world.replica.history == [(4, sequence)]
@@ -545,7 +546,7 @@ def test_while_the_database_cannot_be_written_nothing_is_changed(world):
     leader = fill(world)
     history = list(world.replica.history)
     world.done.clear()
-    world.broker.replicas.start_over(world.replica, 100, 5, world.done.append)
+    world.broker.followed_replicas.start_over(world.replica, 100, 5, world.done.append)
     world.end_flush(world.take_flush(), [], OSError("disk"))
     assert [type(error) for error in world.done] == [OSError]
     assert stored_in(world.log) == leader.stored and world.replica.history == history
@@ -561,9 +562,9 @@ def test_many_logs_are_cut_behind_several_flushes_and_left_alone_meanwhile(world
     replicas = [each for key, each in world.broker.replicas.items() if key[1] != NUMBER]
     for replica in replicas:
         leader = Batches(number=replica.number)
-        world.broker.replicas.append(replica, leader.next(0, [b"a"] * 3) + leader.next(0, [b"b"]))
+        world.broker.followed_replicas.append(replica, leader.next(0, [b"a"] * 3) + leader.next(0, [b"b"]))
     for replica in replicas:
-        world.broker.replicas.cut_back(replica, 4, world.done.append)
+        world.broker.followed_replicas.cut_back(replica, 4, world.done.append)
     world.flush()
     told = []
     while len(world.done) < len(replicas):
@@ -579,14 +580,14 @@ def test_many_logs_are_cut_behind_several_flushes_and_left_alone_meanwhile(world
     assert all(replica.log._cache is world.broker._cache for replica in replicas)
     for replica in replicas:
         leader = Batches(4, replica.log.end_offset_bytes, replica.number)
-        world.broker.replicas.append(replica, leader.next(0, [b"c"]))
+        world.broker.followed_replicas.append(replica, leader.next(0, [b"c"]))
         assert replica.log.read(4) is not None
 
 
 def test_a_cut_whose_flush_fails_is_done_behind_the_next(world):
     fill(world)
     world.done.clear()
-    world.broker.replicas.cut_back(world.replica, 5, world.done.append)
+    world.broker.followed_replicas.cut_back(world.replica, 5, world.done.append)
     world.flush()
     world.end_flush(world.take_flush(), [], OSError("disk"))
     assert world.done == [] and world.log.next_sequence > 5
@@ -604,7 +605,7 @@ def test_a_change_that_fails_is_told_and_the_next_start_knows(action, kind, erro
     world.sync()
     world.done.clear()
     where = (5,) if action == "cut_back" else (5, 400)
-    getattr(world.broker.replicas, action)(world.replica, *where, world.done.append)
+    getattr(world.broker.followed_replicas, action)(world.replica, *where, world.done.append)
     world.flush()
     flush = world.take_flush()
     world.disk.fail(kind, nth=1, error=error)
@@ -770,10 +771,10 @@ def test_what_was_told_of_another_topic_of_this_name_is_not_believed(meta):
     world = World()
     replica = world.make(meta=meta)
     world.done.clear()
-    replica._about = msgspec.structs.replace(replica._about, meta=encode_meta(PLAIN))
+    replica.about = msgspec.structs.replace(replica.about, meta=encode_meta(PLAIN))
     assert replica.meta == PLAIN and PLAIN.rank > META.rank, "of equal versions"
     world.note(1, begins=True)
-    world.broker.replicas.promote(replica, 1, meta, world.done.append)
+    world.broker.led_replicas.promote(replica, 1, meta, world.done.append)
     world.settle()
     topic = world.broker.topics["t"]
     assert topic.meta == meta and topic.partitions[NUMBER].meta == meta
@@ -786,7 +787,7 @@ def test_none_becomes_a_partition_of_a_topic_of_this_node_alone(world):
     world.note(1, begins=True)
     world.broker.topics["t"] = Topic("t", {0: Partition("t", 0, MemoryLog(0, 10), DelayedNotes())})
     with pytest.raises(StorageError, match="there is a topic t on this node alone"):
-        world.broker.replicas.promote(world.replica, 1, META, world.done.append)
+        world.broker.led_replicas.promote(world.replica, 1, META, world.done.append)
     with pytest.raises(ReplicaConflict, match="on this node alone"):
         world.broker.replicas.create("t", 2, TOPIC_NUMBER, 9, META, world.done.append)
 
@@ -804,23 +805,23 @@ def do_note(world: World) -> None:
 
 def do_append(world: World) -> None:
     leader = Batches(world.log.next_sequence, world.log.end_offset_bytes)
-    world.broker.replicas.append(world.replica, leader.next(4, [b"new"] * 3) + leader.next(4, [b"er"]))
+    world.broker.followed_replicas.append(world.replica, leader.next(4, [b"new"] * 3) + leader.next(4, [b"er"]))
     world.sync()
 
 
 def do_append_behind_a_gap(world: World) -> None:
     leader = Batches(world.log.next_sequence, world.log.end_offset_bytes)
-    world.broker.replicas.append(world.replica, leader.next(4, [b"new"] * 3, gap=7), after_gap=True)
+    world.broker.followed_replicas.append(world.replica, leader.next(4, [b"new"] * 3, gap=7), after_gap=True)
     world.sync()
 
 
 def do_cut(world: World) -> None:
-    world.broker.replicas.cut_back(world.replica, 5, world.done.append)
+    world.broker.followed_replicas.cut_back(world.replica, 5, world.done.append)
     world.settle()
 
 
 def do_start_over(world: World) -> None:
-    world.broker.replicas.start_over(world.replica, 5, 99, world.done.append)
+    world.broker.followed_replicas.start_over(world.replica, 5, 99, world.done.append)
     world.settle()
 
 

@@ -165,7 +165,7 @@ class Agent:
         self._lease = Lease(clock, store, keys, view, table, self._held, self._fenced, self._freed)
         self._readiness = Readiness(loop, clock, on_ready, self._told_ready, changed.note)
         self._followings = Followings(
-            loop, node_id, view, table, self._replicas, self._syncs, engine.sync_soon, engine.schedule
+            loop, node_id, view, table, broker.followed_replicas, self._syncs, engine.sync_soon, engine.schedule
         )
         self._peers = Peers(
             env, self._identity, secret, self._followings, self._find_node, self._followings.appended, self._refused,
@@ -220,8 +220,8 @@ class Agent:
             if replica.is_damaged:
                 self._damaged.found(replica)
         self._replicas.on_damaged = self._damaged.found
-        self._replicas.on_records = self.leaders.hand_on
-        self._replicas.keep_floors_by(self.leaders)
+        self._broker.led_replicas.on_records = self.leaders.hand_on
+        self._broker.led_replicas.keep_floors_by(self.leaders)
         self._engine.replication = self
         self._tasks.begin(
             kept_up(self._follow_store, "following the cluster", pause_s=AGAIN_S), "following the cluster"
@@ -301,7 +301,7 @@ class Agent:
         for copy in self.table.copies.values():
             self._followings.give_up_unanswered(copy)
         self.leaders.end_all()
-        self._replicas.on_records = None
+        self._broker.led_replicas.on_records = None
         self._replicas.on_damaged = None
         self._engine.replication = None
         close = getattr(self._store, "close", None)

@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
-from flintmq.broker.replicas import found_history
+from flintmq.broker.replica import found_history
 from flintmq.broker.topic import Topic
 from flintmq.cluster.keys import Keys
 from flintmq.cluster.state import NodeRecord, PartitionState, TopicRecord, encode

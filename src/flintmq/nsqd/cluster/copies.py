@@ -16,7 +16,9 @@ from typing import Any
 import msgspec
 
 from flintmq.batch import BatchError, decode_header
-from flintmq.broker.replicas import Replica, Replicas, SpilledState
+from flintmq.broker.followed_replicas import FollowedReplicas
+from flintmq.broker.led_replicas import LedReplicas, SpilledState
+from flintmq.broker.replica import Replica
 from flintmq.cluster.history import LogShape, cut
 from flintmq.cluster.leading import Done, MoreDone, NotInLog, StateDone, WholeState
 from flintmq.errors import FlintError, StorageError
@@ -68,9 +70,9 @@ class LedLog:
     """
 
     def __init__(
-        self, replicas: Replicas, replica: Replica, number_of: Callable[[], int], schedule: Callable[[], None]
+        self, led_replicas: LedReplicas, replica: Replica, number_of: Callable[[], int], schedule: Callable[[], None]
     ) -> None:
-        self._replicas = replicas
+        self._led_replicas = led_replicas
         self._replica = replica
         self._number_of = number_of
         self._schedule = schedule
@@ -104,7 +106,7 @@ class LedLog:
             done(WholeState(self._number_of(), self._replica.log.committed_sequence, parts, *rest))
 
         try:
-            self._replicas.whole_state(self._replica, read)
+            self._led_replicas.whole_state(self._replica, read)
         except (ValueError, FlintError) as error:
             self._tell_state_failed(error)
             done(None)
@@ -119,7 +121,7 @@ class LedLog:
             else:
                 done([encode_records([record]) for record in records])
 
-        self._replicas.read_spilled(spilled, read)
+        self._led_replicas.read_spilled(spilled, read)
         self._schedule()
 
     def _tell_state_failed(self, error: BaseException) -> None:
@@ -138,7 +140,11 @@ class FollowedLog:
     """
 
     def __init__(
-        self, replicas: Replicas, replica: Replica, syncs: Callable[[], bool], schedule: Callable[[], None]
+        self,
+        replicas: FollowedReplicas,
+        replica: Replica,
+        syncs: Callable[[], bool],
+        schedule: Callable[[], None],
     ) -> None:
         self.replica = replica
         self.unanswered = Unanswered(replica.topic, replica.number)
@@ -176,7 +182,7 @@ class FollowedLog:
 
     def note_epoch(self, epoch: int, done: Done) -> None:
         def note() -> None:
-            self._replicas.note_epoch(self.replica, epoch, False, lambda error: done(_told(error)))
+            self.replica.note_epoch(epoch, False, lambda error: done(_told(error)))
 
         self._do(note, done)
 
@@ -197,7 +203,7 @@ class FollowedLog:
         return end_now
 
     def commit(self, sequence: int) -> None:
-        self._replicas.advance_committed(self.replica, sequence)
+        self.replica.log.advance_committed(sequence)
         self.unanswered.committed(sequence)
 
     def cut_back(self, sequence: int, done: Done) -> None:
@@ -221,7 +227,7 @@ class FollowedLog:
 
     def drop_state(self) -> None:
         self._kept, self._kept_bytes = [], 0
-        self._replicas.drop_staged(self.replica)
+        self.replica.rows.drop_staged()
 
     def stage(self, part: bytes, done: Done) -> None:
         def write() -> None:

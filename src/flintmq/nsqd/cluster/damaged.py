@@ -8,7 +8,7 @@
 
 Rules of this file: a process leaves in-sync sets by itself, before it can be elected; the only one in sync never does.
 
-Source: docs/decisions/0017; ``broker/replicas.py`` for what a copy knows of its damage.
+Source: docs/decisions/0017; ``broker/replica.py`` for what a copy knows of its damage.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from flintmq.broker.replicas import Replica, Replicas
+from flintmq.broker.replica import Replica
+from flintmq.broker.replicas import Replicas
 from flintmq.clock import Clock
 from flintmq.cluster.keys import Keys
 from flintmq.cluster.state import encode, renounced
@@ -132,7 +133,7 @@ class Damaged:
             self._renounce_soon(partition)
             return True
         if self._node_id not in state.in_sync_nodes and not replica.work:
-            self._replicas.lost_end_comes(replica)
+            replica.lost_end_comes()
         return False
 
     def may_begin_anew(self, copy: Copy, replica: Replica) -> bool:
@@ -180,7 +181,7 @@ class Damaged:
                     log.error(
                         "CLUSTER: %s/%d: what is lost here no other replica in sync has: it is skipped", *partition
                     )
-                    self._replicas.accept_damage(replica)
+                    replica.accept_damage()
                     self._schedule()
 
     # -- leaving in-sync sets ------------------------------------------------------------------------------------------

@@ -13,8 +13,9 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+from flintmq.broker.followed_replicas import FollowedReplicas
 from flintmq.broker.partition import PublishGroup
-from flintmq.broker.replicas import Replica, Replicas
+from flintmq.broker.replica import Replica
 from flintmq.cluster.following import Following
 from flintmq.cluster.link import FollowerLink
 from flintmq.cluster.state import PartitionState
@@ -46,7 +47,7 @@ class Followings:
         node_id: str,
         view: View,
         table: Table,
-        replicas: Replicas,
+        replicas: FollowedReplicas,
         syncs: bool,
         sync_soon: Callable[[PartitionLog], None],
         schedule: Callable[[], None],

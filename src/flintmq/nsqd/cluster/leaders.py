@@ -27,7 +27,7 @@ from typing import Any
 from flintmq.broker.broker import Broker
 from flintmq.broker.channel import Channel
 from flintmq.broker.partition import Partition, PublishGroup
-from flintmq.broker.replicas import Replica
+from flintmq.broker.replica import Replica
 from flintmq.broker.subscription import Subscription
 from flintmq.clock import Clock
 from flintmq.cluster.keys import Keys
@@ -137,7 +137,7 @@ class Leaders:
         self._clock = clock
         self._engine = engine
         self._broker: Broker = engine.broker
-        self._replicas = engine.broker.replicas
+        self._led_replicas = engine.broker.led_replicas
         self._node_id = node_id
         self._keys = keys
         self._view = view
@@ -192,7 +192,7 @@ class Leaders:
 
         def promote() -> None:
             try:
-                self._replicas.promote(replica, state.epoch, self._meta_of(copy, replica), promoted)
+                self._led_replicas.promote(replica, state.epoch, self._meta_of(copy, replica), promoted)
             except (FlintError, ValueError) as failure:
                 promoted(failure)
 
@@ -203,14 +203,14 @@ class Leaders:
                 return
             assert replica.partition is not None
             if key not in self._view.pairs:  # it was deleted meanwhile
-                dismiss(self._replicas.demote(replica, NotLedAnyMore()), "the partition is deleted")
+                dismiss(self._led_replicas.demote(replica, NotLedAnyMore()), "the partition is deleted")
                 self._followings.follow(copy, self._clock.monotonic_ns())
             else:
                 self._begin(copy, replica, replica.partition, state, pair, confirmed_ns)
             self._due.ended(copy, None, "leading it")
 
         try:
-            self._replicas.note_epoch(replica, state.epoch, True, noted)
+            replica.note_epoch(state.epoch, True, noted)
         except (FlintError, ValueError) as error:
             self._due.ended(copy, error, f"noting epoch {state.epoch}")
 
@@ -230,7 +230,7 @@ class Leaders:
         topic, number = copy.partition
         record = self._view.topics.get(topic)
         progress: list[Leading] = []
-        led_log = LedLog(self._replicas, replica, lambda: progress[0].progress_number, self._engine.schedule)
+        led_log = LedLog(self._led_replicas, replica, lambda: progress[0].progress_number, self._engine.schedule)
         needs_sync = self._followings.counts_synced(replica)
         leading = Leading(
             topic,
@@ -295,7 +295,7 @@ class Leaders:
         topic, number = copy.partition
         kept: list[PublishGroup] = []
         refusal = not_leader("PUB", topic, number, "is led by another node", fatal=False)
-        subscriptions = self._replicas.demote(replica, NotLedAnyMore(), refusal, kept.extend)
+        subscriptions = self._led_replicas.demote(replica, NotLedAnyMore(), refusal, kept.extend)
         subscriptions = [each for each in subscriptions if not self.let_go(each, number)]
         self._seen.ended_count += 1
         why = why_ended(self._view, self._node_id, leading)

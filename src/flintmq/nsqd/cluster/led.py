@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flintmq.broker.partition import Partition
-from flintmq.broker.replicas import Replica
+from flintmq.broker.replica import Replica
 from flintmq.cluster.leading import Leading
 from flintmq.cluster.store import KeyValue
 

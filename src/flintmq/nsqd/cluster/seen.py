@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 
-from flintmq.broker.replicas import Replica
+from flintmq.broker.replica import Replica
 from flintmq.cluster.following import Following
 from flintmq.cluster.leading import Follower, Leading
 from flintmq.cluster.state import LAG_NS_MAX, NodeRecord, PartitionState

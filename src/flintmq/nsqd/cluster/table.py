@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from flintmq.broker.partition import Partition
-from flintmq.broker.replicas import Replica
+from flintmq.broker.replica import Replica
 from flintmq.cluster.following import Following
 from flintmq.cluster.view import PartitionId
 from flintmq.nsqd.cluster.copies import FollowedLog

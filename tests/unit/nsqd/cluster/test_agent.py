@@ -151,7 +151,7 @@ def test_an_epoch_that_could_not_be_noted_is_noted_again(case: Case) -> None:
 
 def test_a_promotion_that_failed_is_tried_again(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     until_it_notes(case, 1)
-    begin, tries = case.broker.broker.replicas._adoption.begin, 0
+    begin, tries = case.broker.broker.led_replicas._adoption.begin, 0
 
     def fail(*args: Any) -> Any:
         nonlocal tries
@@ -160,7 +160,7 @@ def test_a_promotion_that_failed_is_tried_again(case: Case, monkeypatch: pytest.
             raise StorageError("disk")
         return begin(*args)
 
-    monkeypatch.setattr(case.broker.broker.replicas._adoption, "begin", fail)
+    monkeypatch.setattr(case.broker.broker.led_replicas._adoption, "begin", fail)
     case.settle()
     assert tries == 3 and case.copy.led is not None and case.copy.replica.history == [(1, 1)]
 
@@ -171,7 +171,7 @@ def test_a_promotion_that_ends_unexpectedly_is_tried_again(
 ) -> None:
     until_it_notes(case, 1)
     broker, tries = case.broker.broker, 0
-    owner: Any = type(broker.replicas._marks if where == "first" else broker.publishes)
+    owner: Any = type(broker.led_replicas._marks if where == "first" else broker.publishes)
     name = "mark" if where == "first" else "note_snapshot"
     work = getattr(owner, name)
 

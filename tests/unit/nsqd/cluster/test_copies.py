@@ -50,7 +50,7 @@ class Case:
         self.follow()
 
     def follow(self) -> None:
-        self.log = FollowedLog(self.world.broker.replicas, self.world.replica, lambda: False, lambda: None)
+        self.log = FollowedLog(self.world.broker.followed_replicas, self.world.replica, lambda: False, lambda: None)
         self.following = Following("t", NUMBER, TOPIC_NUMBER, LOG_ID, self.log, 0)
 
     def open(self, epoch: int) -> Stream:
@@ -120,7 +120,7 @@ def test_a_gap_of_the_leader_is_told_of_on_both_nodes(caplog: pytest.LogCaptureF
     leader.note(5)
     for gap in (0, 0, 5, 0):
         data = batches.next(5, [b"x"] * 2, gap=gap)
-        leader.broker.replicas.append(leader.replica, data, after_gap=gap > 0)
+        leader.broker.followed_replicas.append(leader.replica, data, after_gap=gap > 0)
 
     class Led(LedLog):
         def whole_state(self, done: Any) -> None:
@@ -128,7 +128,7 @@ def test_a_gap_of_the_leader_is_told_of_on_both_nodes(caplog: pytest.LogCaptureF
 
     members = tuple(Member(name, "boot", False) for name in "ab")
     state = PartitionState(TOPIC_NUMBER, LOG_ID, 5, "a", "1", members, ("a", "b"))
-    log = Led(leader.broker.replicas, leader.replica, lambda: 0, lambda: None)
+    log = Led(leader.broker.led_replicas, leader.replica, lambda: 0, lambda: None)
     leading = Leading("t", NUMBER, "a", state, 1, log, end=batches.sequence)
 
     class Owner:
