@@ -15,21 +15,18 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from flintmq import LookupdAdmin, NsqdAdmin
 from flintmq.demo.archive import Archive, Delay
 from flintmq.demo.archiver import CHANNEL
 from flintmq.demo.failures import DemoFailed
 from flintmq.demo.flights import Flights, carrier_names, read_flights
+from flintmq.demo.options import DemoOptions
 from flintmq.demo.processes import Server
 from flintmq.demo.screen import Meter, Row, Screen
 from flintmq.demo.traffic import Counters, new_producer, publish, together
 from flintmq.demo.verdict import Verdict, compare
 from flintmq.up import python_command
-
-if TYPE_CHECKING:
-    from flintmq.demo import DemoOptions
 
 TOPIC = "flights"
 CRASH_TOPIC = "flights-crash"

@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 
 from flintmq import demo
-from flintmq.demo import DemoOptions
 from flintmq.demo.archiver import worst_delay
 from flintmq.demo.failures import DemoFailed
 from flintmq.demo.flights import SCHEMA, carrier_names, read_flights
+from flintmq.demo.options import DemoOptions
 from flintmq.demo.screen import PLAIN_WIDTH, Meter, Row, Screen
 from flintmq.demo.traffic import together
 from flintmq.errors import FlintError, OptionError
