@@ -34,6 +34,7 @@ LARGE = {
         "tests/integration/test_up.py::test_the_printed_spark_command",
         "tests/spark/test_crash.py",
         "tests/spark/test_kills.py",
+        "tests/spark/test_prefetch.py",
         "tests/spark/test_spool_spark.py",
         "tests/spark/test_without_java.py",
         "tests/spark/test_secured_spark.py",

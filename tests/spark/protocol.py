@@ -31,6 +31,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
+from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import BinaryType, StructField, StructType
 from tests.integration.daemons import Connection
@@ -46,7 +47,7 @@ from flintmq.spark.errors import BadCheckpoint, DataLost, LogTwice
 from flintmq.spark.identity import TaskIdentity
 from flintmq.spark.options import SinkOptions, SourceOptions
 from flintmq.spark.sink import RowWriter
-from flintmq.spark.stream_reader import NsqStreamReader
+from flintmq.spark.spooled import AnyStreamReader
 
 PARTITION_NUM = 2
 SPLIT_AT = 6
@@ -348,9 +349,9 @@ class Scenario:
     def _live(self) -> None:
         """Live once: from the checkpoint to the end of the stream, or to the death of the process."""
         checkpoint = self.checkpoint
-        reader = NsqStreamReader(self._source_options(), Clock())
+        reader = AnyStreamReader(self._source_options(), Clock())
         planner = pickle.dumps(reader)  # tasks are sent what was built, not what has worked
-        driver: NsqStreamReader = pickle.loads(planner)
+        driver: AnyStreamReader = pickle.loads(planner)
         writer = pickle.dumps(RowWriter(self._sink_options(), ROWS))
         number = max(checkpoint.offsets, default=-1)
         if number >= 0 and number not in checkpoint.commits:
@@ -364,7 +365,7 @@ class Scenario:
             if idle > IDLE_MAX:
                 self._publish()
 
-    def _trigger(self, driver: NsqStreamReader, planner: bytes, writer: bytes, number: int) -> bool:
+    def _trigger(self, driver: AnyStreamReader, planner: bytes, writer: bytes, number: int) -> bool:
         """One trigger; whether there was anything."""
         checkpoint = self.checkpoint
         Clock.now_ns += 20 * 10**9
@@ -390,13 +391,17 @@ class Scenario:
         self._batch(driver, planner, writer, number)
         return True
 
-    def _batch(self, driver: NsqStreamReader, planner: bytes, writer: bytes, number: int) -> None:
+    def _batch(self, driver: AnyStreamReader, planner: bytes, writer: bytes, number: int) -> None:
         """Run a micro-batch that is in the offsets log, for the first time or again."""
         checkpoint = self.checkpoint
         start = json.loads(checkpoint.offsets[number - 1]) if number else self._tried(driver.initialOffset)
         end = json.loads(checkpoint.offsets[number])
         tasks = [pickle.dumps(task) for task in self._tried(lambda: driver.partitions(start, end))]
-        rows = [self._task(planner, writer, number, index, task) for index, task in enumerate(tasks)]
+        kept: list[pa.RecordBatch] | None = None
+        if isinstance(driver, _SimpleStreamReaderWrapper):
+            kept = list(driver.getCache(start, end))
+            self.step()
+        rows = [self._task(planner, writer, number, index, task, kept) for index, task in enumerate(tasks)]
         before = checkpoint.tasks.setdefault(number, rows)
         if before != rows:
             raise Wrong(f"micro-batch {number} was {before} and is {rows}")
@@ -405,14 +410,21 @@ class Scenario:
         self.step()
         checkpoint.commits.add(number)
 
-    def _task(self, planner: bytes, writer: bytes, epoch: int, index: int, task: bytes) -> list[tuple[Any, ...]]:
-        """Run a task on an executor, as often as Spark tries; now and then twice, as one that was thought slow."""
+    def _task(
+        self, planner: bytes, writer: bytes, epoch: int, index: int, task: bytes, kept: list[pa.RecordBatch] | None
+    ) -> list[tuple[Any, ...]]:
+        """Run a task on an executor, as often as Spark tries; now and then twice, as one that was thought slow.
+
+        Args:
+            kept: rows that came with the plan, which Spark may have lost by the time.
+        """
         for attempt in range(1, TASK_TRIES + 1):
             try:
-                rows = self._attempt(planner, writer, epoch, index, task)
-                if self._is_quiet or self.chance.random() > 0.05:
-                    return rows
-                self._attempt(planner, writer, epoch, index, task)
+                rows = self._attempt(planner, writer, epoch, index, task, kept)
+                if not self._is_quiet and self.chance.random() < 0.05:
+                    again = self._attempt(planner, writer, epoch, index, task, None)
+                    if again != rows:
+                        raise Wrong(f"a task read {rows}, and then {again}")
                 return rows
             except LOSS as error:
                 raise Wrong(f"a task failed: {error}") from error
@@ -421,9 +433,11 @@ class Scenario:
                     raise Killed from None  # the query fails, and is started again
         raise AssertionError
 
-    def _attempt(self, planner: bytes, writer: bytes, epoch: int, index: int, task: bytes) -> list[tuple[Any, ...]]:
-        reader: NsqStreamReader = pickle.loads(planner)
-        batches = list(reader.read(pickle.loads(task)))
+    def _attempt(
+        self, planner: bytes, writer: bytes, epoch: int, index: int, task: bytes, kept: list[pa.RecordBatch] | None
+    ) -> list[tuple[Any, ...]]:
+        reader: AnyStreamReader = pickle.loads(planner)
+        batches = list(reader.read(pickle.loads(task))) if kept is None else kept
         self.step()
         publishing: RowWriter = pickle.loads(writer)
         bodies = (pa.record_batch({"body": batch.column("body")}) for batch in batches)

@@ -16,6 +16,7 @@ from flintmq.spark import offsets, plan
 from flintmq.spark.broker import NsqdConnection
 from flintmq.spark.identity import TaskIdentity
 from flintmq.spark.offsets import FROM_KEY
+from flintmq.spark.prefetch import WithRows
 
 pytestmark = pytest.mark.slow
 
@@ -96,3 +97,14 @@ def test_finds_producers_that_are_named_by_their_try(world: World, monkeypatch: 
     chance = random.Random(1)
     monkeypatch.setattr(TaskIdentity, "producer_id", lambda self, *_: f"{self.prefix}0.0.{chance.randbytes(6).hex()}")
     assert_found(world, "of an earlier try are stored as well")
+
+
+def test_finds_rows_that_came_with_another_plan(world: World, monkeypatch: pytest.MonkeyPatch):
+    real = WithRows.getCache
+
+    def keep(reader: Any, start: dict[str, Any], end: dict[str, Any]) -> Any:
+        first = reader.__dict__.setdefault("first", list(real(reader, start, end)))
+        return iter(first)
+
+    monkeypatch.setattr(WithRows, "getCache", keep)
+    assert_found(world, "missing", "read twice", "micro-batch")

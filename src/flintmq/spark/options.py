@@ -620,6 +620,13 @@ class SourceOptions(LinkOptions):
     fetch_max_bytes: int = _option(
         512 << 10, _size(1 << 12, BATCH_SIZE_MAX), _FETCH_SIZES, "bytes asked from nsqd at a time", "512KiB"
     )
+    driver_read_max_bytes: int = _option(
+        256 << 10,
+        _size(0, 16 << 20),
+        "a size such as 256KiB, up to 16MiB; 0: never",
+        "a micro-batch of one task and at most 5,000 messages that is no larger is read on the driver: no Python task",
+        "256KiB",
+    )
     batch_rows: int = _option(10_000, _whole(1, 1_000_000), "1 to 1000000", "rows of an Arrow batch")
     connect_timeout: float = _option(5.0, _duration_s, _DURATION, "how long a connection may take to be made", "5s")
     fetch_timeout: float = _option(30.0, _duration_s, _DURATION, "how long nsqd may take to answer", "30s")

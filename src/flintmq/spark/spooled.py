@@ -28,11 +28,13 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
+from flintmq.clock import Clock
 from flintmq.errors import FlintError, OptionError
 from flintmq.spark.broker import NotByOffset
 from flintmq.spark.errors import NOT_THIS_SPOOL, SOURCE, DataLost, line_first
 from flintmq.spark.offsets import LOG_KEY, MODE_KEY, PartitionKey, entries_of, from_json, to_json
 from flintmq.spark.options import AUTO, DIRECT, OFFSET, SPOOL, SourceOptions
+from flintmq.spark.prefetch import WithRows
 from flintmq.spark.session_settings import warn_of_tasks
 from flintmq.spark.spool import Spool, SpoolProcess
 from flintmq.spark.stream_reader import NsqStreamReader
@@ -47,13 +49,13 @@ POLL_S = 0.05
 log = logging.getLogger("flintmq.spark")
 
 
-class AnyStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class AnyStreamReader(WithRows, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads by offset, or through a spool."""
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, clock: Clock | None = None) -> None:
         self._options = options
         self._found = options.mode  # auto until it is known
-        self._by_offset = NsqStreamReader(options)
+        self._by_offset = NsqStreamReader(options, clock)
         self._process: SpoolProcess | None = None
         self._place: SpoolPlace | None = None
         self._spooled: NsqStreamReader | None = None
@@ -104,10 +106,14 @@ class AnyStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @line_first
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         if self._mode_of(end) in (AUTO, OFFSET):
-            return self._by_offset.partitions(start, end)
-        spool, reader = self._run()
-        tasks = reader.partitions(self._ours(start, spool), self._ours(end, spool))
-        return [replace(task, spool=spool.place) if isinstance(task, FetchTask) else task for task in tasks]
+            reader = self._by_offset
+            tasks = reader.partitions(start, end)
+        else:
+            spool, reader = self._run()
+            tasks = reader.partitions(self._ours(start, spool), self._ours(end, spool))
+            tasks = [replace(task, spool=spool.place) if isinstance(task, FetchTask) else task for task in tasks]
+        self._read_ahead(tasks, reader.size_of(tasks), self._options)
+        return tasks
 
     @line_first
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -52,7 +52,7 @@ from flintmq.spark.plan import Backlog, FetchRange, admit
 from flintmq.spark.retry import Retries
 from flintmq.spark.start import StartingPoints
 from flintmq.spark.survey import Survey, Surveyor
-from flintmq.spark.tasks import make_tasks, read_task
+from flintmq.spark.tasks import FetchTask, make_tasks, read_task
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -148,6 +148,17 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             place = self._surveyor.place(key)
             ranges.append(FetchRange(key.topic, place, key.partition, first, last, key.log_id))
         return make_tasks(ranges, self._options)
+
+    def size_of(self, tasks: Sequence[InputPartition]) -> float:
+        """Estimate the bytes that tasks read, from the mean size of the messages of each log; 0: it is not known."""
+        size_bytes = 0.0
+        for task in tasks:
+            for wanted in task.ranges if isinstance(task, FetchTask) else ():
+                entry = None if self._last_survey is None else self._last_survey.logs.get(wanted.key)
+                if entry is None or entry.end <= entry.start:
+                    return 0.0
+                size_bytes += wanted.count * entry.size_bytes / (entry.end - entry.start)
+        return size_bytes
 
     @line_first
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
