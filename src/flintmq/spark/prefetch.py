@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 MESSAGES_MAX = 5_000
 """Of a micro-batch that is read on the driver; of more than these, rows cost more here than a task does."""
 
+ROW_BYTES = 256
+"""Of a row, beside its message: more than the other columns take."""
+
 log = logging.getLogger("flintmq.spark")
 
 _asked_for_rows = getattr(datasource_internal, "_SimpleStreamReaderWrapper", None)
@@ -64,9 +67,10 @@ class WithRows:
         if _asked_for_rows is None or len(tasks) != 1 or not 0 < size_bytes <= limit:
             return
         task = tasks[0]
-        if not isinstance(task, FetchTask) or sum(wanted.count for wanted in task.ranges) > MESSAGES_MAX:
+        count = sum(wanted.count for wanted in task.ranges) if isinstance(task, FetchTask) else 0
+        if not 0 < count <= MESSAGES_MAX:
             return
-        rows, left = [], limit
+        rows, left = [], limit + ROW_BYTES * count
         try:
             for batch in read_task(task, replace(options, retries=0)):
                 rows.append(batch)
