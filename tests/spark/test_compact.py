@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from tests.integration.daemons import PATIENCE_S
+from tests.integration.daemons import PATIENCE_S, wait_until
 from tests.spark.fake_nsqd import FakeLog, FakeNsqd
 from tests.spark.test_archive import HOUR_NS, NOON_NS, Killed, names, rows
 from tests.spark.test_lake import FORMATS, read, transactions
@@ -103,6 +103,8 @@ def test_readers_and_an_archive_meanwhile(fake, tmp_path, monkeypatch):
         count = merge(run, place)
         log.append(numbered(log.end, log.end + 5), NOON_NS)
         archive(tmp_path, nsqd=fake.address, topic="t")
+        looks = len(found)
+        wait_until(lambda: len(found) > looks, "somebody who reads before the exchange")
         return count
 
     monkeypatch.setattr(module, "_merge", slow)
