@@ -311,7 +311,7 @@ class FollowedReplicas:
         Raises:
             ValueError: they are of another partition, of an epoch that is over or was not noted, or do not follow; or
                 the partition is led here. Nothing of them is written.
-            StorageError: something else is being done with the replica.
+            StorageError: something else is being done with the replica; or a floor cannot be kept: nothing is written.
         """
         replica.check_followed()
         epoch, n = position
@@ -323,6 +323,7 @@ class FollowedReplicas:
             number = getattr(record, "partition", replica.number)
             if (getattr(record, "topic", ""), number) != (replica.topic, replica.number):
                 raise ValueError(f"{replica.describe()}: {type(record).__name__} is not of this partition")
+        replica.rows.make_room(records)
         about = replica.about
         if is_whole:
             replica.rows.begin_anew({each.channel for each in records if isinstance(each, PutChannel)})

@@ -11,7 +11,7 @@ Source: docs/decisions/0017.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
@@ -27,6 +27,7 @@ from flintmq.storage.records import (
     PutBacklog,
     PutProgress,
     PutSpilled,
+    Record,
 )
 from flintmq.storage.rows import Statement
 
@@ -144,6 +145,22 @@ class ReplicaRows:
 
     # -- what the leader's flushes say ---------------------------------------------------------------------------
 
+    def make_room(self, records: Iterable[Record]) -> None:
+        """Keep the floors of channels that records make here, and that were told of before there was a place for them.
+
+        It comes before any of the records is written: of these, all are written or none.
+
+        Raises:
+            StorageError: one cannot be written.
+        """
+        for record in records:
+            if isinstance(record, ChannelRecord) and not isinstance(record, DeleteProgress | DeleteChannel):
+                name = record.channel
+                if name in self._told_floors and name not in self.cursors:
+                    cursor = self._channels.new_cursor()
+                    self._keep(cursor, self._told_floors[name])
+                    self.cursors[name] = cursor
+
     def write(self, record: ChannelRecord | PutBacklog) -> None:
         """Have written what a record says, by this node's numbers."""
         for statement in self._statements(record):
@@ -168,8 +185,6 @@ class ReplicaRows:
         cursor = self.cursors.get(name)
         if cursor is None:
             cursor = self.cursors[name] = self._channels.new_cursor()
-            if name in self._told_floors:  # it was told before there was a place for it
-                self._keep(cursor, self._told_floors[name])
         if isinstance(record, PutProgress):
             self._floors[name] = record.floor
         if isinstance(record, PutSpilled):

@@ -951,6 +951,39 @@ def test_floors_that_a_leader_told_are_where_a_channel_begins_whatever_comes_bet
     assert "not here yet" not in node.partition.channels
 
 
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_of_what_a_leader_says_all_is_written_or_none_when_a_floor_cannot_be_kept(is_whole, monkeypatch):
+    leader = led()
+    leader.store([b"a"] * 8)
+    leader.commit_all()
+    leader.flush()
+    node = follower_of(leader)
+    node.apply((1, 2), leader.whole(), is_whole=True)
+    node.broker.followed_replicas.keep_floors(node.replica, [("late", 5)])
+    before = stored_rows(node)
+    records: list[Record] = []
+    for name in ("c", "late"):
+        records += [PutChannel("t", NUMBER, name, True, False), PutProgress("t", NUMBER, name, 3, b"", [], [], [], 0)]
+
+    def refuse(*_: Any) -> None:
+        raise StorageError("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(node.broker._channels, "keep_floor", refuse)
+        with pytest.raises(StorageError, match="no room"):
+            node.broker.followed_replicas.apply(node.replica, (1, 3), records, is_whole, node.done.append)
+    assert stored_rows(node) == before and node.replica.progress == (1, 2)
+    node.apply((1, 3), records, is_whole)
+    assert stored_rows(node) != before and list(node.replica.rows.kept_floors.values()) == [5]
+
+
+def stored_rows(node: Node) -> tuple[Any, ...]:
+    """What the database has of the channels, behind a flush."""
+    node.flush()
+    stored = node.broker._store.load_partition("t", NUMBER)
+    return {key: each.paused for key, each in stored.channels.items()}, [each.row.floor for each in stored.cursors]
+
+
 def test_a_floor_that_is_not_so_any_more_is_forgotten():
     leader = led()
     leader.store([b"a"] * 8)
