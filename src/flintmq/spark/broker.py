@@ -66,6 +66,11 @@ class PartitionLog:
     at: int | None
     is_caught_up: bool = True
 
+    @property
+    def mean_bytes(self) -> float:
+        """Mean size of its messages, in bytes; 0 of an empty one."""
+        return self.size_bytes / max(1, self.end - self.start)
+
 
 @dataclass(frozen=True, slots=True)
 class LedElsewhere:

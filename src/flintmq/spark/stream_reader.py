@@ -151,14 +151,11 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def size_of(self, tasks: Sequence[InputPartition]) -> float:
         """Estimate the bytes that tasks read, from the mean size of the messages of each log; 0: it is not known."""
-        size_bytes = 0.0
-        for task in tasks:
-            for wanted in task.ranges if isinstance(task, FetchTask) else ():
-                entry = None if self._last_survey is None else self._last_survey.logs.get(wanted.key)
-                if entry is None or entry.end <= entry.start:
-                    return 0.0
-                size_bytes += wanted.count * entry.size_bytes / (entry.end - entry.start)
-        return size_bytes
+        ranges = [wanted for task in tasks if isinstance(task, FetchTask) for wanted in task.ranges]
+        logs = {} if self._last_survey is None else self._last_survey.logs
+        if any(wanted.key not in logs for wanted in ranges):
+            return 0.0
+        return sum(wanted.count * logs[wanted.key].mean_bytes for wanted in ranges)
 
     @line_first
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -237,8 +234,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _backlog(self, key: PartitionKey, sequence: int, entry: PartitionLog) -> Backlog:
         if entry.start > sequence:
             self._lose(key, sequence, entry.start, f"retention has removed everything below {entry.start}")
-        mean_bytes = entry.size_bytes / max(1, entry.end - entry.start)
-        return Backlog(max(sequence, entry.start), entry.end, mean_bytes)
+        return Backlog(max(sequence, entry.start), entry.end, entry.mean_bytes)
 
     def _is_lost(self, key: PartitionKey, sequence: int, survey: Survey) -> bool:
         """Whether a log that nobody serves is to leave the offsets; if not, it waits there.
