@@ -214,7 +214,6 @@ class LookupPeer:
         while True:
             try:
                 await self._serve()
-                continue  # to say everything anew
             except (OSError, TimeoutError, FlintError) as error:
                 if was_connected:
                     reason = str(error) or "no answer"
@@ -229,31 +228,55 @@ class LookupPeer:
         self.tried.set()
 
     async def _serve(self) -> None:
-        """One connection, from its first byte until it breaks."""
-        connection = await self._connect()
+        """Connections, each from its first byte, until one breaks.
+
+        What has to be said anew is said on a new one, and the one before ends behind it: meanwhile consumers find this
+        nsqd as before. NSQ's nsqlookupd, Youzan's and ours know who is connected by the connection's own address.
+        """
+        opened: list[_Connection] = []
         try:
-            me = self._me()
-            said = msgspec.structs.replace(me, distributed_id="") if self._hides_id else me
-            answer = await connection.ask(_MAGIC_V1 + encode_identify(said), 1)
-            self.info = decode_lookupd_info(answer[0])
-            self._said_partitions = bool(said.distributed_id)
-            self.tried.set()
-            self._reset = me != self._me()  # it has changed meanwhile
-            self._changes.clear()
-            rows = [] if self._reset else list(self._registrations())
-            await self._send(connection, [line for row in rows for line in row.commands(True, self._dialect)])
-            log.info("nsqlookupd %s: connected, version %s", self.address, self.info.version or "unknown")
-            while not self._reset:
-                await self._wait(connection)
-                changes, self._changes = list(self._changes), deque()
-                await self._send(connection, changes or [PING])
+            while True:
+                opened.append(await self._connect())
+                if await self._introduce(opened[-1]):
+                    while len(opened) > 1:
+                        opened.pop(0).close()
+                    await self._keep(opened[0])
+                else:
+                    opened.pop().close()
         except RemoteProtocolError as error:
             if error.code in ("E_INVALID", "E_BAD_PARTITIONID") and self._said_partitions and not self._hides_id:
                 self._hides_id = True  # as a node of NSQ's it is welcome everywhere
                 log.warning("nsqlookupd %s: %s; it is told of topics without their partitions", self.address, error)
             raise
         finally:
-            connection.close()
+            for connection in opened:
+                connection.close()
+
+    async def _introduce(self, connection: _Connection) -> bool:
+        """Say who this is and what there is; False: who this is has changed meanwhile, nothing else was said."""
+        me = self._me()
+        said = msgspec.structs.replace(me, distributed_id="") if self._hides_id else me
+        answer = await connection.ask(_MAGIC_V1 + encode_identify(said), 1)
+        self.info = decode_lookupd_info(answer[0])
+        self._said_partitions = bool(said.distributed_id)
+        self.tried.set()
+        self._reset = False
+        self._changes.clear()
+        if me != self._me():
+            return False
+        rows = list(self._registrations())
+        await self._send(connection, [line for row in rows for line in row.commands(True, self._dialect)])
+        log.info("nsqlookupd %s: connected, version %s", self.address, self.info.version or "unknown")
+        return True
+
+    async def _keep(self, connection: _Connection) -> None:
+        """Say what changes, and that this nsqd lives, until everything has to be said anew."""
+        while True:
+            await self._wait(connection)
+            if self._reset:
+                return
+            changes, self._changes = list(self._changes), deque()
+            await self._send(connection, changes or [PING])
 
     async def _connect(self) -> _Connection:
         address = split_address(self.address)
@@ -269,7 +292,7 @@ class LookupPeer:
     async def _wait(self, connection: _Connection) -> None:
         """Return when there is something to say, when the connection is lost, or when it is time for a ping."""
         self._changed.clear()
-        if self._changes or not connection.is_open:
+        if self._reset or self._changes or not connection.is_open:
             return
         try:
             async with asyncio.timeout(_PING_INTERVAL_S):
