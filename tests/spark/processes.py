@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -169,7 +170,15 @@ class Driver:
     @property
     def is_starved(self) -> bool:
         """Whether it ended because Python did not start within the 10 s that Spark waits, which nobody can set."""
-        return self.exit_code not in (None, 0) and any(STARVED in line for line in list(self.output))
+        if self.exit_code in (None, 0):
+            return False
+        self._reader.join(PATIENCE_S)  # it may not have read the end yet
+        return any(STARVED in line for line in self.output)
+
+    def story(self) -> str:
+        """The end of its output, and behind it what went wrong: a second query that ends with the first says more."""
+        lines = list(self.output)
+        return "".join(lines)[-8000:] + "".join(line[:500] for line in lines if RAISED.match(line))[-2000:]
 
     def wait_for(self, text: str, timeout_s: float = SPARK_PATIENCE_S) -> str:
         """Wait for a line of output that contains ``text``."""
@@ -178,9 +187,9 @@ class Driver:
             for line in list(self.output):
                 if text in line:
                     return line
-            assert self._process.poll() is None, f"the driver ended:\n{''.join(self.output)[-8000:]}"
+            assert self._process.poll() is None, f"the driver ended:\n{self.story()}"
             time.sleep(0.02)
-        raise AssertionError(f"no {text!r} within {timeout_s} s:\n{''.join(self.output)[-8000:]}")
+        raise AssertionError(f"no {text!r} within {timeout_s} s:\n{self.story()}")
 
     def kill(self) -> None:
         """kill -9 of the driver, its JVM and its workers; also what is left of them when it has ended."""
@@ -195,12 +204,15 @@ class Driver:
             code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise AssertionError(f"the driver does not end:\n{''.join(self.output)[-8000:]}") from None
+            raise AssertionError(f"the driver does not end:\n{self.story()}") from None
         self._reader.join(PATIENCE_S)
         shutil.rmtree(self._scratch, ignore_errors=True)
-        assert code == 0, "".join(self.output)[-8000:]
+        assert code == 0, self.story()
         return "".join(self.output)
 
+
+RAISED = re.compile(r"(Caused by: )?[\w.$]+(Error|Exception)\b")
+"""A line of the output with which an exception begins."""
 
 STARTS = 3
 """Of a driver that starved, at most."""

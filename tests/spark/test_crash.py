@@ -10,6 +10,7 @@ import pytest
 from tests.integration.daemons import SPARK_PATIENCE_S
 from tests.spark.processes import STARTS, Driver, NsqdProcess, assert_each_once, finished, numbered
 
+from flintmq.pipeline.streams import forget_unfinished
 from flintmq.spark.batch_reader import NsqReader
 from flintmq.spark.options import SourceOptions
 
@@ -34,13 +35,12 @@ def is_between(checkpoint: Path) -> bool:
 def wait_until_between(driver: Driver, checkpoint: Path, committed: int) -> None:
     """Wait until a micro-batch is planned and not finished, after so many finished ones, or the driver has starved."""
     deadline = time.monotonic() + SPARK_PATIENCE_S
-    while time.monotonic() < deadline and not driver.is_starved:
+    while time.monotonic() < deadline and driver.is_running:
         if logged(checkpoint, "commits") >= committed and is_between(checkpoint):
             return
         time.sleep(0.005)
     done = logged(checkpoint, "commits")
-    what = f"{done} micro-batches finished, waited for {committed}:\n{''.join(driver.output)[-8000:]}"
-    assert driver.is_starved, what
+    assert driver.is_starved, f"{done} micro-batches finished, waited for {committed}:\n{driver.story()}"
 
 
 @pytest.mark.timeout(4 * SPARK_PATIENCE_S)
@@ -50,7 +50,6 @@ def test_exactly_once_over_kill_9_of_the_driver(nsqd: NsqdProcess, topic: str, t
     published.start()
     arguments = (nsqd.address, topic, str(tmp_path), "500")
     checkpoint, copying = tmp_path / "checkpoint", tmp_path / "copy-checkpoint"
-    # not in the first micro-batch of either: Spark 4.3 starts no query whose first one was not planned to its end
     for committed, watched in ((2, checkpoint), (4, copying)):
         for _ in range(STARTS):
             driver = Driver(JOB, *arguments, "continuous")
@@ -58,6 +57,8 @@ def test_exactly_once_over_kill_9_of_the_driver(nsqd: NsqdProcess, topic: str, t
                 wait_until_between(driver, watched, committed)
             finally:
                 driver.kill()
+            for each in (checkpoint, copying):
+                forget_unfinished(each)  # else Spark 4.3 never starts that query again
             if is_between(watched):
                 break
         assert is_between(watched), "no micro-batch was cut in two, the test proved nothing"
