@@ -8,7 +8,7 @@ NODE := $(patsubst %/package.json,%/node_modules/.ready,$(wildcard tests/foreign
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .NOTPARALLEL .DELETE_ON_ERROR:
-.PHONY: help setup demo cluster test check static conformance chaos spark bench docs clean distclean
+.PHONY: help setup demo cluster test node check static conformance chaos spark bench docs clean distclean
 
 help: # print this list
 	@sed -n 's/^\([a-z]*\):[^#]*# /  make \1  /p' Makefile | expand -t 20
@@ -17,6 +17,7 @@ demo: .venv/.demo; $(BIN)/flintmq demo # real data through broker, consumers and
 cluster: .venv/.dev; $(BIN)/flintmq demo cluster # 3 nsqd, 2 nsqlookupd and etcd under load, and a leader that is killed
 test: setup # all checks, while the tests are compiled, and all tests: most wait, so four processes on two processors
 	$(call tested,,-n 4 --dist loadfile --no-loadscope-reorder -m 'not long')
+node: setup; $(BIN)/pytest --one-node -n 4 --dist loadfile --no-loadscope-reorder -m 'not long and not spark' # the tests without those of cluster, pipeline and page
 check: .venv/.dev # what to run before every commit: style, types, layers, unit tests
 	$(call tested,tests/unit tests/scripts tests/test_tidy.py,-q -n 2 --dist loadfile -m 'not slow')
 static: .venv/.dev # style, types, layers

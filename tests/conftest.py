@@ -62,6 +62,52 @@ are the last with a JVM.
 """
 
 
+ON_TOP = (
+    # the cluster
+    "tests/chaos/",
+    "tests/integration/test_cluster",
+    "tests/integration/test_demo_cluster.py",
+    "tests/integration/test_docs_cluster.py",
+    "tests/integration/test_peer_versions.py",
+    "tests/integration/test_rolling_upgrade.py",
+    "tests/integration/test_store.py",
+    "tests/sim/test_agents.py",
+    "tests/sim/test_cluster_",
+    "tests/sim/test_membership.py",
+    "tests/sim/test_own_store.py",
+    "tests/sim/test_store.py",
+    "tests/unit/cluster/",
+    "tests/unit/net/test_cluster_store.py",
+    "tests/unit/nsqd/cluster/",
+    "tests/unit/nsqlookupd/",
+    "tests/unit/test_cluster_",
+    # the pipeline
+    "tests/integration/test_demo.py",
+    "tests/spark/",
+    "tests/unit/demo/",
+    "tests/unit/spark/",
+    "tests/unit/spool/",
+    # the page
+    "tests/browser/",
+    "tests/conformance/test_nsqadmin_",
+    "tests/integration/test_nsqadmin_",
+    "tests/unit/nsqadmin/",
+)
+"""What ``--one-node`` leaves out, by the beginnings of paths: what comes on top of one node and its clients."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--one-node", action="store_true", help="leave out cluster, pipeline and page")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import what ``--one-node`` leaves out."""
+    if not config.getoption("one_node"):
+        return None
+    path = collection_path.relative_to(config.rootpath).as_posix() + "/" * collection_path.is_dir()
+    return path.startswith(ON_TOP) or None
+
+
 def kind_of(nodeid: str) -> str:
     """The kind in ``LARGE`` that a test is of, by its id; empty when it is of none."""
     return next((kind for kind, beginnings in LARGE.items() if nodeid.startswith(beginnings)), "")

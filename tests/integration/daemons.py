@@ -675,11 +675,14 @@ class Nsqlookupd(Daemon):
     program = "nsqlookupd"
 
     def producers(self, topic: str) -> list[int]:
-        """TCP ports of the nsqds that have a topic; none when it is unknown."""
+        """TCP ports of the nsqds that have a topic; none when it is unknown.
+
+        An nsqd that says anew who it is is there twice for a moment, as two connections are with NSQ's.
+        """
         answer = self.request("GET", f"/lookup?topic={topic}")
         if answer.status == 404:
             return []
-        return sorted(producer["tcp_port"] for producer in answer.json["producers"])
+        return sorted({producer["tcp_port"] for producer in answer.json["producers"]})
 
     def channels(self, topic: str) -> list[str]:
         """The channels of a topic, sorted."""

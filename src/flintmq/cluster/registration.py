@@ -11,8 +11,6 @@ Invariants:
   it (upstream keeps their keys after a disconnect: a leak). The channels of a topic go with the topic.
 - I4: lists come out sorted by name, nodes by address, so that two questions get one answer.
 - I5: what peers can make grow is bounded: registrations per node, and topics and channels in all.
-- I6: an nsqd that is connected twice (it says everything anew on a second connection and ends the first behind it, or
-  its first is half-open) is listed once, as it was named last; upstream lists it twice.
 
 Source: NSQ's nsqlookupd, NSQ's defects; partitions: Youzan's nsqlookupd.
 """
@@ -78,11 +76,6 @@ class NsqdNode:
     def http_address(self) -> str:
         """The name of the node for ``/topic/tombstone``."""
         return f"{self.broadcast_address}:{self.http_port}"
-
-    @property
-    def place(self) -> tuple[str, int, int]:
-        """Where clients reach the node, whichever connection says so."""
-        return self.broadcast_address, self.tcp_port, self.http_port
 
     @property
     def sort_key(self) -> tuple[str, int, str]:
@@ -349,7 +342,12 @@ class RegistrationDatabase:
         """Return a topic's channels and its live, not tombstoned nodes; None for an unknown topic."""
         if topic not in self._topics:
             return None
-        nodes = [each.node for each in self._serving(topic, now_ns) if not self.is_hidden(each, now_ns)]
+        nodes = [
+            registration.node
+            for registration in self._registrations(topic, TOPIC_ITSELF)
+            if self._is_active(registration.node, now_ns)
+            and not registration.is_tombstoned(now_ns, self._tombstone_lifetime_ns)
+        ]
         return Lookup(self.channels(topic), nodes)
 
     def partitions(self, topic: str, now_ns: int, hides_tombstoned: bool = False) -> Partitions | None:
@@ -364,9 +362,12 @@ class RegistrationDatabase:
             return None
         leaders: dict[int, NsqdNode] = {}
         plain: list[NsqdNode] = []
-        for registration in self._serving(topic, now_ns):
+        for registration in self._registrations(topic, TOPIC_ITSELF):
             node = registration.node
-            if hides_tombstoned and (self.is_hidden(registration, now_ns) or node.is_draining):
+            if not self._is_active(node, now_ns):
+                continue
+            is_tombstoned = registration.is_tombstoned(now_ns, self._tombstone_lifetime_ns)
+            if hides_tombstoned and (is_tombstoned or node.is_draining):
                 continue
             for number in registration.partitions:
                 leaders.setdefault(number, node)
@@ -422,23 +423,23 @@ class RegistrationDatabase:
 
     def nodes(self, now_ns: int) -> list[NodeTopics]:
         """Return all live nodes, tombstoned ones included, with their topics."""
-        connections: dict[tuple[str, int, int], list[_Entry]] = {}
-        for entry in self._entries.values():  # in the order in which they came
-            if self._is_active(entry.node, now_ns):
-                connections.setdefault(entry.node.place, []).append(entry)
         listed = []
-        for entries in connections.values():
+        for entry in sorted(self._entries.values(), key=lambda entry: entry.node.sort_key):
+            if not self._is_active(entry.node, now_ns):
+                continue
+            topics = sorted(topic for topic, channel in entry.registered if not channel)
+            tombstones = [
+                self._topics[topic]
+                .channels[TOPIC_ITSELF][entry.node.node_id]
+                .is_tombstoned(now_ns, self._tombstone_lifetime_ns)
+                for topic in topics
+            ]
             held = {
-                topic: self._topics[topic].channels[TOPIC_ITSELF][entry.node.node_id]
-                for entry in entries
-                for topic, channel in entry.registered
-                if not channel
+                topic: self._topics[topic].channels[TOPIC_ITSELF][entry.node.node_id].partitions for topic in topics
             }
-            topics = sorted(held)
-            tombstones = [self.is_hidden(held[topic], now_ns) for topic in topics]
-            partitions = {topic: list(held[topic].partitions) for topic in topics if held[topic].partitions}
-            listed.append(NodeTopics(entries[-1].node, topics, tombstones, partitions))
-        return sorted(listed, key=lambda each: each.node.sort_key)
+            partitions = {topic: list(numbers) for topic, numbers in held.items() if numbers}
+            listed.append(NodeTopics(entry.node, topics, tombstones, partitions))
+        return listed
 
     def all_nodes(self) -> list[NsqdNode]:
         """Return every connected node, live or not."""
@@ -481,12 +482,6 @@ class RegistrationDatabase:
     def _registrations(self, topic: str, channel: str) -> list[Registration]:
         nodes = self._channels(topic).get(channel, {})
         return sorted(nodes.values(), key=lambda registration: registration.node.sort_key)
-
-    def _serving(self, topic: str, now_ns: int) -> list[Registration]:
-        """Return what live nodes have registered of a topic, of each the last (I6)."""
-        nodes = self._channels(topic).get(TOPIC_ITSELF, {})
-        last = {each.node.place: each for each in nodes.values() if self._is_active(each.node, now_ns)}
-        return sorted(last.values(), key=lambda registration: registration.node.sort_key)
 
     def _create(self, topic: str, channel: str) -> None:
         found = self._topics.get(topic)

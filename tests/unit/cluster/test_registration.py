@@ -226,36 +226,6 @@ class TestDisconnect:
         assert lookup(database, "t") == ([], [])
 
 
-class TestConnectedTwice:
-    """An nsqd says everything anew on a second connection, and ends the first behind it."""
-
-    def test_it_is_listed_once_as_it_was_named_last(self, database, a, b):
-        again = node("a", node_id="10.0.0.1:again", is_draining=True)
-        for topic in ("t", "u"):
-            database.register(a.node_id, topic)
-        database.register(b.node_id, "t")
-        database.add_node(again)
-        listed = database.nodes(0)
-        assert [each.node for each in listed] == [again, b] and listed[0].topics == ["t", "u"]
-        assert database.lookup("t", 0).nodes == [a, b]
-
-        database.register(again.node_id, "t")
-        assert database.lookup("t", 0).nodes == [again, b]
-        assert database.partitions("t", 0, hides_tombstoned=True).plain == [b]
-        assert database.lookup("u", 0).nodes == [a]
-        database.remove_node(a.node_id)
-        assert database.lookup("t", 0).nodes == [again, b]
-        assert [each.topics for each in database.nodes(0)] == [["t"], ["t"]]
-
-    def test_the_last_that_is_alive(self, database, a):
-        database.add_node(node("a", INACTIVE_NS, node_id="10.0.0.1:again"))
-        for node_id in (a.node_id, "10.0.0.1:again"):
-            database.register(node_id, "t", partition=2)
-        (listed,) = database.nodes(INACTIVE_NS + 1)
-        assert listed.node.node_id == "10.0.0.1:again" and listed.partitions == {"t": [2]}
-        assert database.partitions("t", INACTIVE_NS + 1).leaders == {2: listed.node}
-
-
 class TestInactive:
     def test_filtered_when_silent_for_longer(self, database, a):
         database.register(a.node_id, "t")
