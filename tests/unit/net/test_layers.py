@@ -362,7 +362,7 @@ def bomb(size: int) -> bytes:
 @pytest.mark.slow
 def test_a_bomb_is_taken_piece_by_piece_and_others_have_their_turns(run: Run):
     async def work() -> None:
-        size = 64 * 1024 * 1024
+        size = 16 * 1024 * 1024
         data = bomb(size)
         server, client = await started(Server(codec=Deflate))
         client.sendall(b"GO\n")
