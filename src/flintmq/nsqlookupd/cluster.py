@@ -86,8 +86,12 @@ class Cluster:
             if not coordinator.has_topic(topic):  # nodes of the cluster follow the store
                 admin.registered(topic)
 
+        def left(topic: str) -> None:
+            coordinator.left(topic)
+            admin.left(topic)
+
         sessions.on_change = registered
-        sessions.on_left = coordinator.left
+        sessions.on_left = left
         sessions.on_identified = coordinator.connected
         sessions.on_gone = coordinator.disconnected
         sessions.cluster_id = lambda: coordinator.cluster_id

@@ -118,6 +118,7 @@ class Nsqlookupd:
         idle_deadline_s = options.inactive_producer_timeout_ns / 1e9
         self._sessions = Sessions(self.database, env.clock, self._info, idle_deadline_s)
         self._sessions.on_change = admin.registered
+        self._sessions.on_left = admin.left
         if self._cluster is not None:
             self._cluster.watch(self._sessions, admin)
         self._listener: Listener | None = None

@@ -71,6 +71,10 @@ class TopicAdmin:
             task = self._aligning[topic] = asyncio.get_running_loop().create_task(self._align(topic))
             task.add_done_callback(lambda done: self._aligned(topic, done))
 
+    def left(self, _topic: str) -> None:
+        """Take note of something that an nsqd has no longer: who waits until all have a change may wait for that."""
+        self._registered.set()
+
     async def close(self) -> None:
         """Tell nobody anything any more."""
         tasks = list(self._aligning.values())
