@@ -169,6 +169,7 @@ class FakeNsqlookupd:
         magics: what each connection began with.
         closed: numbers of the connections that nsqd has closed.
         is_mute: commands are taken and not answered while this is set.
+        may_answer: answers wait for this, which is set at first.
         answers: instead of OK, by the first word of the command.
         body_commands: first words of the commands, beside IDENTIFY, that are followed by a sized body.
         http_port: what IDENTIFY is answered.
@@ -180,6 +181,8 @@ class FakeNsqlookupd:
         self.magics: list[bytes] = []
         self.closed: list[int] = []
         self.is_mute = False
+        self.may_answer = threading.Event()
+        self.may_answer.set()
         self.answers: dict[str, bytes] = {}
         self.body_commands: tuple[str, ...] = ()
         self.http_port = unused_port()
@@ -260,6 +263,7 @@ class _Handler(socketserver.StreamRequestHandler):
         elif line.partition(" ")[0] in fake.body_commands:
             self.rfile.read(_INT32.unpack(self.rfile.read(4))[0])
         fake.told.append(Told(time.monotonic(), number, line))
+        fake.may_answer.wait(PATIENCE_S)
         if not fake.is_mute:
             self.wfile.write(sized(fake.answers.get(line.partition(" ")[0], answer)))
 

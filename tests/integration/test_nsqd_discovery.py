@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
-import select
 import socket
-import threading
 import time
-from typing import Any
+from collections.abc import Callable
 
 import pytest
+from tests.conformance.daemon_helpers import FakeNsqlookupd
 from tests.integration.daemons import PATIENCE_S, SOON_S, Daemons, Nsqd, Nsqlookupd, pub, wait_until
 
 from flintmq.env import Env
@@ -19,53 +17,6 @@ from flintmq.nsqd import lookup_peer
 from flintmq.wire.lookup import PeerInfo
 
 BACK_WITHIN_S = SOON_S
-
-
-class Registrar:
-    """A nsqlookupd that answers when the test says so."""
-
-    def __init__(self) -> None:
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self._server.settimeout(PATIENCE_S)
-        self.flag = f"--lookupd-tcp-address=127.0.0.1:{self._server.getsockname()[1]}"
-
-    def __enter__(self) -> Registrar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.close()
-
-    def accept(self) -> tuple[socket.socket, dict[str, Any]]:
-        """The next connection of nsqd, and what it says of itself there."""
-        connection, _ = self._server.accept()
-        connection.settimeout(PATIENCE_S)
-        reader = connection.makefile("rb")
-        assert reader.read(4) + reader.readline() == b"  V1IDENTIFY\n"
-        return connection, json.loads(reader.read(int.from_bytes(reader.read(4), "big")))
-
-
-def welcome(connection: socket.socket) -> bytes:
-    """Answer nsqd until it has registered something; returns that line."""
-    info = {"tcp_port": 1, "http_port": 2, "version": "1.3.0", "hostname": "h", "broadcast_address": "b"}
-    connection.sendall(framed(json.dumps(info).encode()))
-    line = connection.makefile("rb").readline()
-    connection.sendall(framed(b"OK"))
-    return line
-
-
-def framed(data: bytes) -> bytes:
-    return len(data).to_bytes(4, "big") + data
-
-
-def is_ended(connection: socket.socket) -> bool:
-    """Whether the other side has closed a connection; what it said before is thrown away."""
-    while select.select([connection], [], [], 0)[0]:
-        try:
-            if connection.recv(4096) == b"":
-                return True
-        except ConnectionResetError:
-            return True
-    return False
 
 
 def flag(nsqlookupd: Nsqlookupd) -> str:
@@ -204,27 +155,6 @@ def test_several_nsqlookupds_one_of_them_dead(daemons: Daemons):
         nsqd.stop(timeout_s=SOON_S)
 
 
-def test_who_introduces_itself_again_is_known_meanwhile(daemons: Daemons):
-    with Registrar() as registrar:
-        nsqd = daemons.nsqd(registrar.flag)
-        first, said = registrar.accept()
-        assert "draining" not in said
-        published = threading.Thread(target=nsqd.publish, args=("t", b"so that it does not end when it drains"))
-        published.start()
-        assert welcome(first) == b"REGISTER t\n"
-        published.join(PATIENCE_S)
-
-        nsqd.post("/drain?timeout=0")
-        second, said = registrar.accept()
-        assert said["draining"] is True
-        assert not is_ended(first)
-        assert welcome(second) == b"REGISTER t\n"
-        wait_until(lambda: is_ended(first), "the connection before has ended")
-        assert not is_ended(second)
-        first.close()
-        second.close()
-
-
 def test_two_nsqds_with_one_topic(daemons: Daemons):
     nsqlookupd = daemons.nsqlookupd()
     nsqds = [daemons.nsqd("--durability=os", flag(nsqlookupd)) for _ in range(2)]
@@ -235,6 +165,34 @@ def test_two_nsqds_with_one_topic(daemons: Daemons):
     node = f"127.0.0.1:{nsqds[0].http[1]}"
     nsqlookupd.post(f"/topic/tombstone?topic=t&node={node}")
     assert nsqlookupd.producers("t") == [nsqds[1].tcp[1]]
+
+
+def test_who_introduces_itself_again_is_known_meanwhile(monkeypatch: pytest.MonkeyPatch):
+    """The connection before ends when everything is said on the next one, and not before."""
+    monkeypatch.setattr(lookup_peer, "_ANSWER_DEADLINE_S", PATIENCE_S)  # only the test decides when there is one
+    me = PeerInfo(version="1", tcp_port=1, http_port=2, hostname="h", broadcast_address="b")
+    served = [lookup_peer.Registration("t")]
+
+    async def until(condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                await asyncio.sleep(0.001)
+
+    async def main(fake: FakeNsqlookupd) -> None:
+        peer = lookup_peer.LookupPeer(fake.address, Env(), lambda: me, lambda: served)
+        await until(lambda: fake.lines == ["REGISTER t"])
+        fake.may_answer.clear()
+        peer.introduce_again()
+        await until(lambda: len(fake.identities) == 2)
+        assert fake.closed == []
+        fake.may_answer.set()
+        await until(lambda: fake.closed)
+        assert fake.closed == [0]
+        assert [each.connection for each in fake.told if each.line == "REGISTER t"] == [0, 1]
+        await peer.close()
+
+    with FakeNsqlookupd() as fake:
+        asyncio.run(main(fake))
 
 
 def test_a_name_that_is_looked_up_for_too_long_is_given_up_in_silence(monkeypatch: pytest.MonkeyPatch):
