@@ -71,6 +71,25 @@ def test_workers_do_not_compile_pyspark(spark):
     assert row.is_file, "not out of a zip, of which nothing compiled is kept"
 
 
+def test_what_a_worker_has_imported_is_not_searched_for_garbage_again(spark):
+    """PySpark's daemon collects after each task; the source asks for this in each process that it reads in."""
+    import pyarrow as pa
+
+    def ask(batches):
+        import gc
+
+        from flintmq.spark.garbage import spare_what_stays
+
+        spare_what_stays()
+        for _ in batches:
+            yield pa.record_batch([[gc.get_freeze_count()]], ["spared"])
+
+    spared = [
+        spark.range(1).mapInArrow(ask, "spared long").first().spared for _ in range(8)
+    ]  # by one worker or several
+    assert spared[-1] > 10_000
+
+
 def test_all_columns(spark, nsqd, source, topic):
     before = time.time()
     nsqd.publish(topic, [b"one", b"two", b"a third one"])

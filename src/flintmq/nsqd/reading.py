@@ -108,8 +108,8 @@ def _elsewhere(elsewhere: Sequence[LedElsewhere] | None) -> dict[str, Any]:
     return {"elsewhere": rows}
 
 
-def fetch(broker: Broker, event: wire.Fetch) -> bytes:
-    """Answer FETCH: the stored batches that overlap a range.
+def fetch(broker: Broker, event: wire.Fetch) -> tuple[bytes, bytes | memoryview]:
+    """Answer FETCH: the stored batches that overlap a range; in pieces.
 
     Raises:
         RemoteProtocolError: they are not here, or cannot be read now.

@@ -71,6 +71,7 @@ log = logging.getLogger(__name__)
 _STATE_NUMBERS = {wire.INIT: 0, wire.SUBSCRIBED: 3, wire.CLOSING: 4, wire.BROKEN: 4}
 _SMALL_READ_BYTES = 2048  # what is read at once and holds one command is not timed
 _FAILING_RUN_MAX = 128  # FINs looked at at once behind some that failed, because each of these has an answer of its own
+_LARGE_BYTES = 64 * 1024  # an answer that is not copied to be written with its head
 _NEW_TOPIC_BYTES = 1024  # memory of a publish and a topic beside its bodies, about
 _NOT_IN_FLIGHT = "failed ID not in flight"
 _NOT_OWNED = "failed client does not own message"
@@ -270,24 +271,32 @@ class Session(Client, asyncio.Protocol):
             out.clear()  # our end of the stream has been sent
             self.budget.output_bytes -= put_bytes
             return
-        data = out[0] if len(out) == 1 else b"".join(out)
+        if len(out) == 2 and len(out[1]) >= _LARGE_BYTES:
+            size = len(out[0]) + len(out[1])
+            self._write(transport, *out)
+        else:
+            data = out[0] if len(out) == 1 else b"".join(out)
+            size = len(data)
+            self._write(transport, data)
         out.clear()
-        self._write(transport, data)
         if subscription is not None:
             unwritten_bytes = transport.get_write_buffer_size()
             self.budget.output_bytes -= put_bytes
-            self.meter.wrote(len(data), unwritten_bytes)
+            self.meter.wrote(size, unwritten_bytes)
             if unwritten_bytes > WRITE_BUFFER_MAX_BYTES:
                 log.warning("client %s does not read: closing", self.peer)
                 self.abort()
             else:
                 self._update_room(unwritten_bytes)
-        elif len(data) >= COUNTED_BYTES or self.meter.held_bytes:
-            self.meter.wrote(len(data), transport.get_write_buffer_size())
+        elif size >= COUNTED_BYTES or self.meter.held_bytes:
+            self.meter.wrote(size, transport.get_write_buffer_size())
 
-    def _write(self, transport: asyncio.Transport, data: bytes | memoryview) -> None:
+    def _write(self, transport: asyncio.Transport, *pieces: bytes | memoryview) -> None:
         try:
-            transport.write(data)
+            if len(pieces) == 1:
+                transport.write(pieces[0])
+            else:
+                transport.writelines(pieces)
         except Exception as error:  # noqa: BLE001 - the engine tells it; it is this connection's alone
             self.engine.output_failed(self, error)
 
@@ -1038,7 +1047,11 @@ class Session(Client, asyncio.Protocol):
         try:
             if self._leadership is not None:
                 self._leadership.check_read("FETCH", event.topic, event.partition)
-            self._reply(fetch(self.engine.broker, event))
+            frame = fetch(self.engine.broker, event)
+            if self._slots:
+                self._reply(b"".join(frame))
+            else:
+                self.out += frame
         except RemoteProtocolError as error:
             self._fail(error.code, error.detail)
         self.flush()  # written at once, so that the transport says when enough has gathered

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,13 +43,21 @@ from flintmq.batch import (
     verify,
 )
 from flintmq.checksum import crc32
-from flintmq.limits import SEQUENCE_MAX
+from flintmq.limits import MESSAGE_ID_SIZE, SEQUENCE_MAX
 from flintmq.message import ATTEMPTS_POSITION, FRAME_OVERHEAD_BYTES, HEADERS, ID_POSITION, NO_HEADERS, TRACE_ID_SIZE
 from flintmq.spark.broker import PAD_BYTES
 from flintmq.spark.headers import HeaderMaps
 from flintmq.spark.schema import arrow_schema
 
-TIMESTAMP_POSITION = 8
+_HEAD_POSITION = 8  # of the timestamp
+_HEAD = np.dtype(
+    {
+        "names": ["timestamp", "attempts", "id", "body"],
+        "formats": [">u8", ">u2", f"V{MESSAGE_ID_SIZE}", "<i4"],
+        "offsets": [n - _HEAD_POSITION for n in (_HEAD_POSITION, ATTEMPTS_POSITION, ID_POSITION, FRAME_OVERHEAD_BYTES)],
+    }
+)
+"""What stands before the body of a frame, and the first four bytes behind that, from ``_HEAD_POSITION`` on."""
 VIEW_INLINE_MAX = 12  # a binary_view of up to 12 bytes holds the bytes themselves
 
 assert PAD_BYTES >= VIEW_INLINE_MAX  # short bodies at the very end are gathered 12 bytes at a time
@@ -214,18 +223,18 @@ class Decoder:
         self._constants = {"topic": topic.encode(), "nsqd": nsqd.encode(), "log_id": log_id.encode()}
         self._partition = partition
         self._repeated: dict[str, pa.Array] = {}
-        build: dict[str, Callable[[memoryview, Messages, slice], pa.Array]] = {
-            "topic": lambda _answer, _messages, rows: self._repeat("topic", rows.stop - rows.start),
-            "partition": lambda _answer, _messages, rows: self._repeat("partition", rows.stop - rows.start),
-            "offset": lambda _answer, messages, rows: _int64_array(messages.sequences[rows]),
-            "timestamp": lambda answer, messages, rows: _timestamps(answer, messages.positions[rows]),
-            "attempts": lambda answer, messages, rows: _attempts(answer, messages.positions[rows]),
-            "id": lambda answer, messages, rows: _ids(answer, messages.positions[rows]),
-            "internal_id": lambda _answer, messages, rows: _int64_array(messages.internal_ids[rows]),
+        build: dict[str, Callable[[_Rows], pa.Array]] = {
+            "topic": lambda rows: self._repeat("topic", rows.count),
+            "partition": lambda rows: self._repeat("partition", rows.count),
+            "offset": lambda rows: _int64_array(rows.sequences),
+            "timestamp": _timestamps,
+            "attempts": _attempts,
+            "id": _ids,
+            "internal_id": lambda rows: _int64_array(rows.internal_ids),
             "trace_id": self._trace_ids,
             "body": _bodies,
-            "nsqd": lambda _answer, _messages, rows: self._repeat("nsqd", rows.stop - rows.start),
-            "log_id": lambda _answer, _messages, rows: self._repeat("log_id", rows.stop - rows.start),
+            "nsqd": lambda rows: self._repeat("nsqd", rows.count),
+            "log_id": lambda rows: self._repeat("log_id", rows.count),
             "headers": self._headers,
         }
         self._build = [build[name] for name in columns]
@@ -241,26 +250,24 @@ class Decoder:
             return
         step = math.ceil(total / math.ceil(total / self._rows_max))
         for row in range(0, total, step):
-            rows = slice(row, min(total, row + step))
-            arrays = [build(answer, messages, rows) for build in self._build]
+            rows = _Rows(answer, messages, slice(row, min(total, row + step)))
+            arrays = [build(rows) for build in self._build]
             yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
-    def _trace_ids(self, answer: memoryview, messages: Messages, rows: slice) -> pa.Array:
-        if messages.layouts is None:
-            return self._repeat("trace_id", rows.stop - rows.start)
-        at = messages.positions[rows] + (ID_POSITION + TRACE_ID_SIZE)
-        found = _unaligned(answer, ">u8")[at].astype(np.uint64).view(np.int64)  # Spark has no unsigned numbers
-        return _int64_array(np.where(messages.layouts[rows] & RAW_IDS, found, 0))
+    def _trace_ids(self, rows: _Rows) -> pa.Array:
+        if rows.layouts is None:
+            return self._repeat("trace_id", rows.count)
+        at = rows.positions + (ID_POSITION + TRACE_ID_SIZE)
+        found = _unaligned(rows.answer, ">u8")[at].astype(np.uint64).view(np.int64)  # Spark has no unsigned numbers
+        return _int64_array(np.where(rows.layouts & RAW_IDS, found, 0))
 
-    def _headers(self, answer: memoryview, messages: Messages, rows: slice) -> pa.Array:
-        count = rows.stop - rows.start
-        if messages.layouts is None:
-            return pa.nulls(count, self._schema.field("headers").type)
+    def _headers(self, rows: _Rows) -> pa.Array:
+        if rows.layouts is None:
+            return pa.nulls(rows.count, self._schema.field("headers").type)
         maps = HeaderMaps()
-        positions = messages.positions[rows]
-        starts = positions + FRAME_OVERHEAD_BYTES
-        fronts = _fronts(answer, messages, rows)
-        for start, front in zip(starts.tolist(), fronts.tolist(), strict=True):
+        answer = rows.answer
+        starts = rows.positions + FRAME_OVERHEAD_BYTES
+        for start, front in zip(starts.tolist(), rows.fronts.tolist(), strict=True):
             if not front:
                 maps.add_none()
             elif front == 1:
@@ -289,6 +296,46 @@ class Decoder:
         return kept.slice(0, count)
 
 
+class _Rows:
+    """The messages of one record batch, and what several of its columns need.
+
+    Args:
+        answer: what ``messages`` was located in.
+        rows: which of them.
+    """
+
+    def __init__(self, answer: memoryview, messages: Messages, rows: slice) -> None:
+        self.answer = answer
+        self.count = rows.stop - rows.start
+        self.positions = messages.positions[rows]
+        self.body_sizes = messages.body_sizes[rows]
+        self.sequences = messages.sequences[rows]
+        self.internal_ids = messages.internal_ids[rows]
+        self.layouts = None if messages.layouts is None else messages.layouts[rows]
+
+    @cached_property
+    def heads(self) -> npt.NDArray[Any]:
+        """What stands before each body; gathered once, as each gathering visits the memory of all messages."""
+        return _unaligned(self.answer, f"V{_HEAD.itemsize}")[self.positions + _HEAD_POSITION].view(_HEAD)
+
+    @cached_property
+    def fronts(self) -> Int64s:
+        """The size of the headers in front of each body, in bytes; 1 for none on a topic with headers, 0 on another.
+
+        Raises:
+            BatchError: headers are longer than their message.
+        """
+        assert self.layouts is not None, "nothing has headers"
+        starts = self.positions + FRAME_OVERHEAD_BYTES
+        is_extended = (self.layouts & EXTENDED) != 0
+        versions = _unaligned(self.answer, "u1")[starts]
+        sizes = _unaligned(self.answer, ">u2")[starts + 1].astype(np.int64)
+        fronts = np.where(is_extended, np.where(versions == NO_HEADERS, 1, sizes + HEADERS.size), 0)
+        if bool((fronts > self.body_sizes).any()):
+            raise BatchError("headers do not fit their message")
+        return fronts
+
+
 def _unaligned(answer: memoryview, dtype: str) -> npt.NDArray[Any]:
     """Return a view that has one item starting at every byte, so that items are gathered from any position."""
     item = np.dtype(dtype)
@@ -299,56 +346,39 @@ def _int64_array(values: Int64s) -> pa.Array:
     return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
-def _timestamps(answer: memoryview, positions: Int64s) -> pa.Array:
-    stored_ns = _unaligned(answer, ">u8")[positions + TIMESTAMP_POSITION].astype(np.int64)
-    return pa.Array.from_buffers(pa.timestamp("us", tz="UTC"), len(positions), [None, pa.py_buffer(stored_ns // 1000)])
+def _timestamps(rows: _Rows) -> pa.Array:
+    stored_ns = rows.heads["timestamp"].astype(np.int64)
+    return pa.Array.from_buffers(pa.timestamp("us", tz="UTC"), rows.count, [None, pa.py_buffer(stored_ns // 1000)])
 
 
-def _attempts(answer: memoryview, positions: Int64s) -> pa.Array:
-    attempts = _unaligned(answer, ">u2")[positions + ATTEMPTS_POSITION].astype(np.int32)
-    return pa.Array.from_buffers(pa.int32(), len(positions), [None, pa.py_buffer(attempts)])
+def _attempts(rows: _Rows) -> pa.Array:
+    attempts = rows.heads["attempts"].astype(np.int32)
+    return pa.Array.from_buffers(pa.int32(), rows.count, [None, pa.py_buffer(attempts)])
 
 
-def _ids(answer: memoryview, positions: Int64s) -> pa.Array:
-    ids = _unaligned(answer, "V16")[positions + ID_POSITION]
-    offsets = np.arange(len(positions) + 1, dtype=np.int32) * 16
-    return pa.Array.from_buffers(pa.binary(), len(positions), [None, pa.py_buffer(offsets), pa.py_buffer(ids)])
+def _ids(rows: _Rows) -> pa.Array:
+    ids = np.ascontiguousarray(rows.heads["id"])
+    offsets = np.arange(rows.count + 1, dtype=np.int32) * MESSAGE_ID_SIZE
+    return pa.Array.from_buffers(pa.binary(), rows.count, [None, pa.py_buffer(offsets), pa.py_buffer(ids)])
 
 
-def _fronts(answer: memoryview, messages: Messages, rows: slice) -> Int64s:
-    """Return the size of the headers in front of each body, in bytes; 1 for none on a topic with headers, 0 on another.
-
-    Raises:
-        BatchError: headers are longer than their message.
-    """
-    assert messages.layouts is not None, "nothing has headers"
-    starts = messages.positions[rows] + FRAME_OVERHEAD_BYTES
-    is_extended = (messages.layouts[rows] & EXTENDED) != 0
-    versions = _unaligned(answer, "u1")[starts]
-    sizes = _unaligned(answer, ">u2")[starts + 1].astype(np.int64)
-    fronts = np.where(is_extended, np.where(versions == NO_HEADERS, 1, sizes + HEADERS.size), 0)
-    if bool((fronts > messages.body_sizes[rows]).any()):
-        raise BatchError("headers do not fit their message")
-    return fronts
-
-
-def _bodies(answer: memoryview, messages: Messages, rows: slice) -> pa.Array:
+def _bodies(rows: _Rows) -> pa.Array:
     """Copy the bodies into one binary array: describe each as a view of the answer and let Arrow gather them."""
-    positions, sizes = messages.positions[rows], messages.body_sizes[rows]
-    starts = positions + FRAME_OVERHEAD_BYTES
-    if messages.layouts is not None:
-        fronts = _fronts(answer, messages, rows)
-        starts, sizes = starts + fronts, sizes - fronts
-    views = np.empty((len(positions), 4), np.int32)
+    answer, sizes = rows.answer, rows.body_sizes
+    starts = rows.positions + FRAME_OVERHEAD_BYTES
+    if rows.layouts is None:
+        firsts = rows.heads["body"]
+    else:
+        starts, sizes = starts + rows.fronts, sizes - rows.fronts
+        firsts = _unaligned(answer, "<i4")[starts]
+    views = np.empty((rows.count, 4), np.int32)
     views[:, 0] = sizes
-    views[:, 1] = _unaligned(answer, "<i4")[starts]
+    views[:, 1] = firsts
     views[:, 2] = 0
     views[:, 3] = starts
     inline = np.flatnonzero(sizes <= VIEW_INLINE_MAX)
     if len(inline):
         short = _unaligned(answer, "V12")[starts[inline]].view(np.uint8).reshape(-1, VIEW_INLINE_MAX)
         views.view(np.uint8)[inline, 4:] = short
-    described = pa.Array.from_buffers(
-        pa.binary_view(), len(positions), [None, pa.py_buffer(views), pa.py_buffer(answer)]
-    )
+    described = pa.Array.from_buffers(pa.binary_view(), rows.count, [None, pa.py_buffer(views), pa.py_buffer(answer)])
     return described.cast(pa.binary())

@@ -618,7 +618,7 @@ class SourceOptions(LinkOptions):
         "batch reads: use filters on topic, nsqd, partition, offset and timestamp to fetch less",
     )
     fetch_max_bytes: int = _option(
-        512 << 10, _size(1 << 12, BATCH_SIZE_MAX), _FETCH_SIZES, "bytes asked from nsqd at a time", "512KiB"
+        1 << 20, _size(1 << 12, BATCH_SIZE_MAX), _FETCH_SIZES, "bytes asked from nsqd at a time", "1MiB"
     )
     driver_read_max_bytes: int = _option(
         256 << 10,

@@ -33,6 +33,7 @@ from flintmq.client.core.sharding import partition_of
 from flintmq.errors import NsqdError, OptionError, PublishRefused
 from flintmq.names import is_valid_name
 from flintmq.spark.errors import line_first
+from flintmq.spark.garbage import spare_what_stays
 from flintmq.spark.identity import EPOCH_PROPERTY, NAME_SIZE_MAX, QUERY_ID_PROPERTY, TaskIdentity, query_name
 from flintmq.spark.options import AT_LEAST_ONCE, ONCE, SinkOptions
 from flintmq.spark.placing import Layout, Place, Placing
@@ -152,6 +153,7 @@ class RowWriter:
             PublishRefused: a row cannot be published, or nsqd refused one.
             FlintError: no nsqd took the messages.
         """
+        spare_what_stays()
         task = _Task(self._options, identity, self._is_numbered, done)
         try:
             for batch in self._ordered(batches) if self._options.order_by else batches:

@@ -1,6 +1,7 @@
 """The data source ``nsq``: hands out readers and writers.
 
-The rules of this file: nothing is opened here; Spark builds the source in several processes and pickles it.
+The rules of this file: nothing is opened here; Spark builds the source in several processes and pickles it. What only
+writes is imported to write: Spark starts a Python process for each stream that reads.
 
 Source: docs/decisions/0006.
 """
@@ -22,9 +23,9 @@ from pyspark.sql.types import StructType
 
 from flintmq.spark.batch_reader import NsqPushdownReader, NsqReader
 from flintmq.spark.errors import line_first
+from flintmq.spark.garbage import spare_what_stays
 from flintmq.spark.options import SinkOptions, SourceOptions
 from flintmq.spark.schema import columns_of, spark_schema
-from flintmq.spark.sink import NsqStreamWriter, NsqWriter
 from flintmq.spark.spooled import AnyStreamReader
 
 
@@ -44,6 +45,7 @@ class NsqDataSource(DataSource):
 
     @line_first
     def schema(self) -> StructType:
+        spare_what_stays()
         return spark_schema(SourceOptions.parse(self.options).all_columns)
 
     @line_first
@@ -57,11 +59,16 @@ class NsqDataSource(DataSource):
 
     @line_first
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        from flintmq.spark.sink import NsqWriter
+
         return NsqWriter(SinkOptions.parse(self.options), schema, overwrite)
 
     @line_first
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        from flintmq.spark.sink import NsqStreamWriter
+
         return NsqStreamWriter(SinkOptions.parse(self.options), schema, overwrite)
 
     def _source_options(self, schema: StructType) -> SourceOptions:
+        spare_what_stays()
         return replace(SourceOptions.parse(self.options), columns=columns_of(schema))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
+from flintmq.spark.garbage import spare_what_stays
 from flintmq.spark.options import CURSOR, OFFSET, PLAIN, LinkOptions, SourceOptions
 from flintmq.spark.plan import FetchRange, plan_tasks
 
@@ -59,6 +60,7 @@ def read_task(task: InputPartition, options: SourceOptions) -> Iterator[pa.Recor
     """Read a task on an executor."""
     from flintmq.spark.fetch import RangeReader
 
+    spare_what_stays()
     if isinstance(task, FetchTask) and task.spool is not None:
         options = at_spool(options, task.spool)
     if isinstance(task, FetchTask):  # Spark sends a plain InputPartition when there is nothing to read

@@ -110,7 +110,7 @@ class Service:
         except StorageError as error:
             log.error("FETCH %s: %s", event.topic, error)
             raise RemoteProtocolError("E_FETCH_FAILED", f"FETCH failed {error}", fatal=False) from error
-        return fetched_frame(data, following)
+        return b"".join(fetched_frame(data, following))
 
     def _cursor(self, event: wire.Cursor) -> bytes:
         feed = self._feed("CURSOR", event.topic, event.partition)
