@@ -344,7 +344,8 @@ def test_deferred_messages_keep_their_partition_and_headers_are_not_lost_in_sile
     here, there = _cluster(shared, topic, False), _cluster(shared, topic, False)
     asyncio.run(_publish(here, topic, 3, 0, 2))  # one without headers and one with them to each partition
     to = "--destination-lookupd-http-address={}:{}".format(*there.http)
-    arguments = (lookup(here), to, f"--topic={topic}", "--keep-partition", "--defer=1ms")
+    soon = ("--consumer-opt=default_requeue_delay,500ms", "--consumer-opt=backoff_multiplier,0s")
+    arguments = (lookup(here), to, f"--topic={topic}", "--keep-partition", "--defer=1ms", *soon)
     with started("nsq_to_nsq", *arguments) as process:
         found = asyncio.run(_consume(there, topic, 3))
         log = end(process)

@@ -57,7 +57,7 @@ _HEAD = np.dtype(
         "offsets": [n - _HEAD_POSITION for n in (_HEAD_POSITION, ATTEMPTS_POSITION, ID_POSITION, FRAME_OVERHEAD_BYTES)],
     }
 )
-"""What stands before the body of a frame, and the first four bytes behind that, from ``_HEAD_POSITION`` on."""
+"""The part of a frame before its body, and four bytes of that, from ``_HEAD_POSITION`` on."""
 VIEW_INLINE_MAX = 12  # a binary_view of up to 12 bytes holds the bytes themselves
 
 assert PAD_BYTES >= VIEW_INLINE_MAX  # short bodies at the very end are gathered 12 bytes at a time
@@ -315,7 +315,7 @@ class _Rows:
 
     @cached_property
     def heads(self) -> npt.NDArray[Any]:
-        """What stands before each body; gathered once, as each gathering visits the memory of all messages."""
+        """The part before each body; gathered once, as each gathering visits the memory of all messages."""
         return _unaligned(self.answer, f"V{_HEAD.itemsize}")[self.positions + _HEAD_POSITION].view(_HEAD)
 
     @cached_property

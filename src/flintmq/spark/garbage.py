@@ -1,4 +1,4 @@
-"""What the garbage collector of Spark's Python workers need not look at.
+"""Less for the garbage collector of Spark's Python workers to look at.
 
 PySpark's daemon has a worker collect garbage after each task, and after each plan, over all that PySpark, pyarrow and
 numpy keep for as long as the process lives: 20 to 40 ms of processor time, a sixth of what reading 500,000 messages

@@ -516,13 +516,14 @@ def test_backoff_stops_probes_and_comes_back(client):
     run(scenario, client=client)
 
 
-def test_backoff_can_be_switched_off(client):
+@pytest.mark.parametrize("off", ["max_backoff", "backoff"])
+def test_backoff_can_be_switched_off(client, off):
     async def scenario(world):
         def handler(message):
             raise ValueError("always")
 
         world.fake.add_many(50)
-        async with world.consumer(handler=handler, inline=True, max_in_flight=5, max_backoff=0):
+        async with world.consumer(handler=handler, inline=True, max_in_flight=5, **{off: 0}):
             began = world.now
             await until(lambda: len(world.fake.requeued) == 50)
             assert world.now - began < 2

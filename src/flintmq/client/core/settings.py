@@ -47,7 +47,7 @@ class ConsumerOptions(TypedDict, total=False):
             thread that iterates.
         requeue_delay: until a failed message comes again, times its attempts; 90 s.
         max_requeue_delay: the most that becomes; 900 s.
-        backoff: the pause after a first failure; it doubles with each further one; 1 s.
+        backoff: the pause after a first failure; it doubles with each further one; 0: never pause; 1 s.
         max_backoff: the longest pause; 0: never pause; 120 s.
         drain_timeout: how long handlers may take to end when the consumer is closed; 30 s.
         low_rdy_idle_timeout: with ``max_in_flight`` lower than the number of nsqd: how long one without messages keeps
@@ -195,8 +195,8 @@ class Settings:
         self.requeue_delay_s = seconds(rest["requeue_delay"], "requeue_delay")
         self.requeue_delay_max_s = seconds(rest["max_requeue_delay"], "max_requeue_delay")
         self.drain_timeout_s = seconds(rest["drain_timeout"], "drain_timeout")
-        self.backoff_s = seconds(rest["backoff"], "backoff", 0.001)
-        self.backoff_max_s = seconds(rest["max_backoff"], "max_backoff")
+        self.backoff_s = seconds(rest["backoff"], "backoff")
+        self.backoff_max_s = seconds(rest["max_backoff"], "max_backoff") if self.backoff_s else 0.0
         self.policy = RdyPolicy(
             whole(max_in_flight, "max_in_flight", 1, MAX_IN_FLIGHT_MAX),
             seconds(rest["low_rdy_idle_timeout"], "low_rdy_idle_timeout", 0.001),
