@@ -128,17 +128,18 @@ class Watched:
 @pytest.fixture(scope="module")
 def watch(shared_daemons: Daemons) -> Iterator[Callable[..., Watched]]:
     """Starts an nsqd that reports, with further flags."""
-    servers: list[StatsdServer] = []
+    all_watched: list[Watched] = []
 
     def start(*flags: str, prefix: str | None = None, interval: str = INTERVAL, last: str = "mem.gc_runs:") -> Watched:
         server = StatsdServer(last)
-        servers.append(server)
         address = (f"--statsd-address={server.address}", f"--statsd-interval={interval}")
-        return Watched(shared_daemons.nsqd(*quick_flags(), *address, *flags), server, prefix)
+        all_watched.append(Watched(shared_daemons.nsqd(*quick_flags(), *address, *flags), server, prefix))
+        return all_watched[-1]
 
     yield start
-    for server in servers:
-        server.close()
+    for watched in all_watched:
+        watched.nsqd.discard()  # it would go on reporting to whoever has the port next
+        watched.server.close()
 
 
 @pytest.fixture(scope="module")

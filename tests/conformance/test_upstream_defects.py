@@ -89,7 +89,7 @@ def test_5_pub_counts_lists_every_topic(nsqd: Nsqd, topic: str):
 
 @improvement
 def test_7_percentiles_have_names_of_their_own(shared_daemons: Daemons):
-    statsd = StatsdServer()
+    statsd, nsqd = StatsdServer(), None
     try:
         nsqd = shared_daemons.nsqd(
             *quick_flags(),
@@ -102,6 +102,8 @@ def test_7_percentiles_have_names_of_their_own(shared_daemons: Daemons):
         while not any("e2e" in name for name in names):  # the first report may be older than the topic
             names = statsd.report()
     finally:
+        if nsqd is not None:
+            nsqd.discard()  # it would go on reporting to whoever has the port next
         statsd.socket.close()
     found = {name.rpartition("latency_")[2] for name in names if ".topic.t.e2e_processing_latency_" in name}
     assert found == {"100", "99_9", "99", "95", "50"}

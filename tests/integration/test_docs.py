@@ -175,6 +175,7 @@ class Example:
         before, after: lines that the page takes for granted.
         until: for what runs on for ever: when it has done what it is for, by nsqd and by what it printed.
         then: what holds at the end.
+        ended_by: the signal that what runs on for ever is sent then.
     """
 
     page: str
@@ -184,6 +185,7 @@ class Example:
     after: str = ""
     until: Callable[[World, str], bool] | None = None
     then: Callable[[World, str], bool] = lambda world, said: True
+    ended_by: signal.Signals = signal.SIGINT
 
 
 EXAMPLES = [
@@ -207,7 +209,7 @@ EXAMPLES = [
     ),
     Example(
         "docs/from-pynsq.md", "writer = nsq.Writer", lambda world: world.nsqd.create("orders"), until=handled(1),
-        then=published("orders", b"hello"),
+        then=published("orders", b"hello"), ended_by=signal.SIGKILL,  # pynsq looks at signals with its next heartbeat
     ),
     Example("docs/from-pynsq.md", "async with Producer", then=published("orders", b"hello")),
     Example(
@@ -334,7 +336,7 @@ def test_an_example_runs(world: World, example: Example, tmp_path: Path):
                 lambda: process.poll() is not None or until(world, out.read_text()), "the example does what it is for"
             )
             assert process.poll() is None, err.read_text()
-            process.send_signal(signal.SIGINT)
+            process.send_signal(example.ended_by)
         process.wait(PATIENCE_S)
     finally:
         process.kill()

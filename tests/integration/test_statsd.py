@@ -47,6 +47,7 @@ class StatsdServer:
 
 @pytest.fixture
 def statsd() -> Iterator[StatsdServer]:
+    """Named before ``daemons``, so that it ends behind them: they would report to whoever has the port next."""
     server = StatsdServer()
     yield server
     server.socket.close()
@@ -56,7 +57,7 @@ def start(daemons: Daemons, statsd: StatsdServer, *flags: str) -> Nsqd:
     return daemons.nsqd("--durability=os", f"--statsd-address={statsd.address}", "--statsd-interval=300ms", *flags)
 
 
-def test_reports_have_every_metric_and_counters_are_deltas(daemons: Daemons, statsd: StatsdServer):
+def test_reports_have_every_metric_and_counters_are_deltas(statsd: StatsdServer, daemons: Daemons):
     nsqd = start(daemons, statsd, "--e2e-processing-latency-percentile=0.95,0.999")
     nsqd.publish("t", b"12345", b"678")
     prefix = f"nsq.127_0_0_1_{nsqd.http[1]}"
@@ -103,7 +104,7 @@ def test_reports_have_every_metric_and_counters_are_deltas(daemons: Daemons, sta
     } | {f"{prefix}.mem.gc_runs"}
 
 
-def test_flags_shape_the_report(daemons: Daemons, statsd: StatsdServer):
+def test_flags_shape_the_report(statsd: StatsdServer, daemons: Daemons):
     nsqd = start(
         daemons,
         statsd,
@@ -122,7 +123,7 @@ def test_flags_shape_the_report(daemons: Daemons, statsd: StatsdServer):
     assert f"{key}topic.b.message_count:0|c\n{key}topic.b.message_bytes:0|c\n{key}topic.b.depth:0|g\n" in text
 
 
-def test_a_report_is_spread_over_the_interval_and_sent_whole_at_the_end(daemons: Daemons, statsd: StatsdServer):
+def test_a_report_is_spread_over_the_interval_and_sent_whole_at_the_end(statsd: StatsdServer, daemons: Daemons):
     nsqd = daemons.nsqd("--durability=os", f"--statsd-address={statsd.address}", "--statsd-interval=3s")
     for number in range(8):
         nsqd.post(f"/topic/create?topic={'t' * 50}{number}")
@@ -144,15 +145,16 @@ def test_a_report_is_spread_over_the_interval_and_sent_whole_at_the_end(daemons:
 
 
 def test_a_daemon_that_is_not_there_hurts_nobody(daemons: Daemons):
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        closed = probe.getsockname()[1]
-    nsqd = daemons.nsqd("--durability=os", f"--statsd-address=127.0.0.1:{closed}", "--statsd-interval=50ms")
-    wait_until(lambda: "statsd 127.0.0.1" in nsqd.log, "the warning")
-    time.sleep(0.3)
-    nsqd.publish("t", b"x")
-    assert nsqd.log.count("WARNING: statsd") == 1, "said once"
-    nsqd.stop()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.connect(taken.getsockname())  # nobody else has the port meanwhile, and nsqd's datagrams are refused
+        closed = taken.getsockname()[1]
+        nsqd = daemons.nsqd("--durability=os", f"--statsd-address=127.0.0.1:{closed}", "--statsd-interval=50ms")
+        wait_until(lambda: "statsd 127.0.0.1" in nsqd.log, "the warning")
+        time.sleep(0.3)
+        nsqd.publish("t", b"x")
+        assert nsqd.log.count("WARNING: statsd") == 1, "said once"
+        nsqd.stop()
 
 
 def test_a_name_that_cannot_be_looked_up_hurts_nobody(daemons: Daemons):
