@@ -10,7 +10,7 @@ Cases (bodies of 200 random bytes):
   turns; ``share`` is the nsqd rate by the Parquet rate, ``cpu_share`` the same of CPU seconds of nsqd, JVM and Python
   workers together, which a busy machine disturbs less. Streams read all in one micro-batch; their time is Spark's
   ``triggerExecution``. The ceiling is a source in Python whose rows stand ready (``constant_source``), and
-  ``of_ceiling`` is the nsqd rate by its rate.
+  ``of_ceiling`` is the nsqd rate by its rate. ``python_cpu_s_per_M`` is the part of Spark's Python processes.
 - ``body``: like ``batch`` with the column ``body`` only.
 - ``trigger-1``, ``trigger-4``: milliseconds of a micro-batch of 500 messages from each of so many partitions.
 - ``to-parquet``: stream into Spark's Parquet sink; ``sink``: from nsqd to another topic, and from Parquet to a topic.
@@ -32,7 +32,7 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks import harness
-from benchmarks.constant_source import ConstantSource
+from benchmarks.constant_source import BODY_BYTES, ConstantSource
 from flintmq.spark import session
 from flintmq.spark.broker import BatchBuffer, NsqdConnection
 from flintmq.spark.encode import encode_bodies
@@ -41,7 +41,6 @@ from flintmq.spark.options import SinkOptions, SourceOptions
 from flintmq.spark.plan import FetchRange
 from flintmq.spark.publish import Publisher
 
-BODY_BYTES = 200
 MESSAGES_PER_MPUB = 200
 PARTITIONS = 4
 TRIGGER_MESSAGES = 500  # of one partition in one micro-batch
@@ -69,6 +68,10 @@ class Bench:
     def cpu_s(self) -> float:
         """CPU seconds of nsqd, the JVM and all its Python workers so far."""
         return self.daemon.cpu_s() + tree_cpu_s(self.jvm_id)
+
+    def python_cpu_s(self) -> float:
+        """The part of the Python workers."""
+        return tree_cpu_s(self.jvm_id) - own_cpu_s(self.jvm_id)
 
     def prepare(self) -> None:
         """Publish, and write the same rows to Parquet."""
@@ -133,6 +136,12 @@ def tree_cpu_s(root: int) -> float:
         tree |= found
         found = {process for process, parent in parents.items() if parent in tree} - tree
     return sum(ticks.get(process, 0) for process in tree) / os.sysconf("SC_CLK_TCK")
+
+
+def own_cpu_s(process: int) -> float:
+    """CPU seconds of a process without its descendants."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def publish(address: str, topic: str, count: int) -> None:
@@ -220,30 +229,42 @@ def beside_parquet(
     target: float = SHARE_TARGET,
 ) -> dict[str, Any]:
     """All by turns, so that the noise of the machine hits all; the first two turns are thrown away."""
-    for _ in range(2):
-        ours(), parquet(), ceiling and ceiling()
-    rates, parquet_rates, ceiling_rates, cpu_s, parquet_cpu_s, nsqd_s = [], [], [], [], [], []
-    for _ in range(bench.runs):
-        nsqd_before, before = bench.daemon.cpu_s(), bench.cpu_s()
-        rates.append(ours())
-        nsqd_s.append((bench.daemon.cpu_s() - nsqd_before) / bench.messages * 1e6)
-        between = bench.cpu_s()
-        parquet_rates.append(parquet())
-        cpu_s.append((between - before) / bench.messages * 1e6)
-        parquet_cpu_s.append((bench.cpu_s() - between) / bench.messages * 1e6)
-        if ceiling is not None:
-            ceiling_rates.append(ceiling())
-    share = harness.median(mine / theirs for mine, theirs in zip(rates, parquet_rates, strict=True))
-    return {
-        "msg_per_s": harness.median(rates),
-        "parquet_per_s": harness.median(parquet_rates),
+    turns = {"ours": ours, "parquet": parquet} | ({"ceiling": ceiling} if ceiling is not None else {})
+    rates: dict[str, list[float]] = {name: [] for name in turns}
+    cpu_s: dict[str, list[float]] = {name: [] for name in turns}
+    nsqd_s, python_s = [], []
+    for number in range(2 + bench.runs):
+        for name, turn in turns.items():
+            before, nsqd_before, python_before = bench.cpu_s(), bench.daemon.cpu_s(), bench.python_cpu_s()
+            rate = turn()
+            if number < 2:
+                continue
+            rates[name].append(rate)
+            cpu_s[name].append((bench.cpu_s() - before) / bench.messages * 1e6)
+            if name == "ours":
+                nsqd_s.append((bench.daemon.cpu_s() - nsqd_before) / bench.messages * 1e6)
+                python_s.append((bench.python_cpu_s() - python_before) / bench.messages * 1e6)
+    share = median_ratio(rates["ours"], rates["parquet"])
+    row = {
+        "msg_per_s": harness.median(rates["ours"]),
+        "parquet_per_s": harness.median(rates["parquet"]),
         "nsqd_cpu_s_per_M": harness.median(nsqd_s),
-        "cpu_s_per_M": harness.median(cpu_s),
-        "parquet_cpu_s_per_M": harness.median(parquet_cpu_s),
-        "cpu_share": harness.median(theirs / mine for mine, theirs in zip(cpu_s, parquet_cpu_s, strict=True)),
+        "python_cpu_s_per_M": harness.median(python_s),
+        "cpu_s_per_M": harness.median(cpu_s["ours"]),
+        "parquet_cpu_s_per_M": harness.median(cpu_s["parquet"]),
+        "cpu_share": median_ratio(cpu_s["parquet"], cpu_s["ours"]),
         "share": share,
         "target": f"share >= {target}: {'met' if share >= target else 'missed'}",
-    } | ({"of_ceiling": harness.median(a / b for a, b in zip(rates, ceiling_rates, strict=True))} if ceiling else {})
+    }
+    if ceiling is not None:
+        row["of_ceiling"] = median_ratio(rates["ours"], rates["ceiling"])
+        row["ceiling_cpu_s_per_M"] = harness.median(cpu_s["ceiling"])
+    return row
+
+
+def median_ratio(these: list[float], those: list[float]) -> float:
+    """The median of the ratios of each turn."""
+    return harness.median(a / b for a, b in zip(these, those, strict=True))
 
 
 def batch(bench: Bench) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from pyspark.sql.types import StructType
 from flintmq.spark.options import SourceOptions
 from flintmq.spark.schema import arrow_schema, columns_of, spark_schema
 
-ROWS_PER_BATCH = 10_000
 BODY_BYTES = 200
+ROWS_PER_BATCH = 10_000
 
 
 class Share(InputPartition):

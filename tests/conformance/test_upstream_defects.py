@@ -89,21 +89,20 @@ def test_5_pub_counts_lists_every_topic(nsqd: Nsqd, topic: str):
 
 @improvement
 def test_7_percentiles_have_names_of_their_own(shared_daemons: Daemons):
-    statsd, nsqd = StatsdServer(), None
+    statsd = StatsdServer()
+    nsqd = shared_daemons.nsqd(
+        *quick_flags(),
+        f"--statsd-address={statsd.address}",
+        "--statsd-interval=300ms",
+        "--e2e-processing-latency-percentile=1,0.999,0.99,0.95,0.5",
+    )
     try:
-        nsqd = shared_daemons.nsqd(
-            *quick_flags(),
-            f"--statsd-address={statsd.address}",
-            "--statsd-interval=300ms",
-            "--e2e-processing-latency-percentile=1,0.999,0.99,0.95,0.5",
-        )
         nsqd.post("/topic/create?topic=t")
         names = statsd.report()
         while not any("e2e" in name for name in names):  # the first report may be older than the topic
             names = statsd.report()
     finally:
-        if nsqd is not None:
-            nsqd.discard()  # it would go on reporting to whoever has the port next
+        nsqd.discard()  # it would go on reporting to whoever has the port next
         statsd.socket.close()
     found = {name.rpartition("latency_")[2] for name in names if ".topic.t.e2e_processing_latency_" in name}
     assert found == {"100", "99_9", "99", "95", "50"}

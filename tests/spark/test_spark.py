@@ -84,9 +84,8 @@ def test_what_a_worker_has_imported_is_not_searched_for_garbage_again(spark):
         for _ in batches:
             yield pa.record_batch([[gc.get_freeze_count()]], ["spared"])
 
-    spared = [
-        spark.range(1).mapInArrow(ask, "spared long").first().spared for _ in range(8)
-    ]  # by one worker or several
+    # by one worker or several
+    spared = [spark.range(1).mapInArrow(ask, "spared long").first().spared for _ in range(8)]
     assert spared[-1] > 10_000
 
 

@@ -52,12 +52,24 @@ from flintmq.spark.schema import arrow_schema
 _HEAD_POSITION = 8  # of the timestamp
 _HEAD = np.dtype(
     {
-        "names": ["timestamp", "attempts", "id", "body"],
-        "formats": [">u8", ">u2", f"V{MESSAGE_ID_SIZE}", "<i4"],
-        "offsets": [n - _HEAD_POSITION for n in (_HEAD_POSITION, ATTEMPTS_POSITION, ID_POSITION, FRAME_OVERHEAD_BYTES)],
+        "names": ["timestamp", "attempts", "id", "trace_id", "body"],
+        "formats": [">u8", ">u2", f"V{MESSAGE_ID_SIZE}", ">u8", "<i4"],
+        "offsets": [
+            position - _HEAD_POSITION
+            for position in (
+                _HEAD_POSITION,
+                ATTEMPTS_POSITION,
+                ID_POSITION,
+                ID_POSITION + TRACE_ID_SIZE,
+                FRAME_OVERHEAD_BYTES,
+            )
+        ],
     }
 )
-"""The part of a frame before its body, and four bytes of that, from ``_HEAD_POSITION`` on."""
+"""The part of a frame before its body, and four bytes of that, from ``_HEAD_POSITION`` on.
+
+The trace id is the second half of the id, where ids are raw.
+"""
 VIEW_INLINE_MAX = 12  # a binary_view of up to 12 bytes holds the bytes themselves
 
 assert PAD_BYTES >= VIEW_INLINE_MAX  # short bodies at the very end are gathered 12 bytes at a time
@@ -257,8 +269,7 @@ class Decoder:
     def _trace_ids(self, rows: _Rows) -> pa.Array:
         if rows.layouts is None:
             return self._repeat("trace_id", rows.count)
-        at = rows.positions + (ID_POSITION + TRACE_ID_SIZE)
-        found = _unaligned(rows.answer, ">u8")[at].astype(np.uint64).view(np.int64)  # Spark has no unsigned numbers
+        found = rows.heads["trace_id"].astype(np.uint64).view(np.int64)  # Spark has no unsigned numbers
         return _int64_array(np.where(rows.layouts & RAW_IDS, found, 0))
 
     def _headers(self, rows: _Rows) -> pa.Array:
