@@ -65,6 +65,12 @@ def test_the_last_of_a_name_counts_and_defaults_of_go_nsq_ask_for_nothing() -> N
     assert opts.connection.user_agent.startswith("app/1.3.0 flintmq/")
 
 
+def test_names_may_have_dashes_as_with_go_nsq() -> None:
+    opts = _opts("sample-rate,5", "backoff-multiplier,0s")
+    assert opts.connection.sample_rate == 5
+    assert opts.consumer == {"backoff": 0.0}
+
+
 @pytest.mark.parametrize(
     "given",
     ["read_timeout,1s", "backoff_strategy,full_jitter", "topology_zone,a", "deflate_level,99", "heartbeat_interval,1h"],

@@ -144,6 +144,7 @@ def client_opts(program: str, flag: str, given: Iterable[str], for_consumer: boo
     for each in given:
         name, _, text = each.partition(",")
         value = text if "," in each else "true"
+        name = name.replace("-", "_")  # as go-nsq reads it
         known = _NAMES.get(name)
         if known is None:
             near = nearest(name, _NAMES)
