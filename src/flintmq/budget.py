@@ -14,6 +14,9 @@ Output that a peer does not read is what one client can make grow at the expense
   those that do, however many they are, and those that answer and then do not read cannot use up all of it;
 - at the whole share deliveries wait; their messages stay in the log.
 
+Who reads a log by offset is given what a connection may hold up to 5/6 of the share, and up to all of it when its
+request goes on where its last answer said, which it has read then; beyond that its requests wait.
+
 While somebody waits who shows that it reads, connections that do not are closed in the end, those that hold most first.
 
 What clients have sent of bodies that are not complete is the other thing that each can make grow:
@@ -111,13 +114,14 @@ class Budget:
     Attributes:
         output_max_bytes, ephemeral_max_bytes, publishing_max_bytes, caches_max_bytes, deferred_max_bytes: the shares.
         output_short_bytes: of unwritten output, beyond which it is given out one delivery at a time.
-        newcomers_max_bytes: of unwritten output, up to which it is given to those that have only answered a heartbeat.
+        newcomers_max_bytes: of unwritten output, up to which it is given to those that have only answered a heartbeat,
+            or ask for stored batches.
         output_bytes: unwritten output of all connections: put into an output, or in a transport.
         ephemeral_bytes: logs of ephemeral topics.
         holders: connections with counted output.
         held_back: connections that could take more, and have to wait because they have not shown that they read.
         to_ask: those of them that have not been asked yet whether they do.
-        newcomers: connections that have answered, and wait until there is room for them.
+        newcomers: connections that have answered, or asked for stored batches, and wait until there is room for them.
         waiting: channels that would deliver if there were memory.
         receiving_bytes: of bodies that are not complete, of all connections.
         receiving_short_bytes: half of their share; beyond it those that have sent a part are not read unless they have
@@ -192,6 +196,17 @@ class Budget:
             self.newcomers[owner] = None
         elif owner not in self.held_back:
             self.held_back[owner] = self.to_ask[owner] = None
+        return False
+
+    def may_answer(self, owner: object, has_read: bool) -> bool:
+        """Whether a connection may be given a large answer now; when not, it is noted, to go on when there is room.
+
+        Args:
+            has_read: whether it shows that it has read the one before.
+        """
+        if self.output_bytes < (self.output_max_bytes if has_read else self.newcomers_max_bytes):
+            return True
+        self.newcomers[owner] = None
         return False
 
     def forget(self, owner: object) -> None:

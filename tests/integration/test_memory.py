@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import re
 import socket
+import struct
 from functools import partial
 
 import pytest
 from tests.integration.daemons import ERROR, RESPONSE, Closed, Connection, Daemons, Nsqd, mpub, pub, wait_until
 from tests.integration.upgraded import Deflate
+
+from flintmq.wire.commands import fetch, offsets
 
 pytestmark = pytest.mark.usefixtures("started_anew")
 
@@ -157,6 +161,36 @@ def test_who_reads_and_is_new_is_served_beside_hundreds_that_never_read(small: N
         channels = small.stats("t")["channels"]
         assert sum(channel["client_count"] for channel in channels) == 301, "nobody was closed for it"
         assert closed_count(small) == 0
+
+
+def test_who_asks_for_stored_batches_and_does_not_read_uses_no_more_than_the_budget(small: Nsqd):
+    """60 connections ask for 16 MB each and read nothing: two that read get what they ask for, with new requests."""
+    for _ in range(16):
+        small.publish("t", BODY)
+    with contextlib.ExitStack() as stack:
+        reader, new = stack.enter_context(small.connect()), stack.enter_context(small.connect())
+        reader.send(offsets("t"))
+        (row,) = json.loads(reader.response())["partitions"]
+        ask = fetch("t", 0, row["start"], row["end"], 4 * MEBIBYTE)
+        reader.send(ask)
+        (next_sequence,) = struct.unpack_from(">Q", reader.response())
+        before = small.resident_bytes()
+        for _ in range(60):
+            stuck = stack.enter_context(small.connect(receive_buffer_bytes=4096))
+            stuck.send(ask * 4)
+        wait_until(lambda: used(small, "output") >= OUTPUT_BYTES * 5 // 6, "all memory for newcomers is used")
+        peak = 0
+        new.send(ask)
+        while next_sequence < row["end"]:
+            reader.send(fetch("t", 0, next_sequence, row["end"], 4 * MEBIBYTE))
+            answer = reader.response(60.0)
+            assert answer.count(BODY) >= 1
+            (next_sequence,) = struct.unpack_from(">Q", answer)
+            peak = max(peak, small.resident_bytes())
+            assert used(small, "output") <= OUTPUT_BYTES + 5 * MEBIBYTE
+        assert new.response(60.0).count(BODY) >= 1
+        assert closed_count(small) > 0, "there was room for the new one when some were closed for it"
+        assert peak - before < BUDGET_BYTES
 
 
 def test_an_ephemeral_topic_is_bounded_in_bytes(small: Nsqd):

@@ -40,6 +40,15 @@ def test_short_is_beyond_half_and_full_is_the_share():
     assert seen == [(False, False), (False, False), (True, False), (True, False), (True, True)]
 
 
+def test_who_shows_that_it_has_read_is_answered_up_to_the_whole_share():
+    budget = Budget(1600)
+    for used, new, reads in ((499, True, True), (500, False, True), (599, False, True), (600, False, False)):
+        budget.output_bytes = used
+        assert (budget.may_answer("new", False), budget.may_answer("reads", True)) == (new, reads)
+        assert budget.newcomers == dict.fromkeys([name for name, may in (("new", new), ("reads", reads)) if not may])
+        budget.newcomers.clear()
+
+
 def test_a_connection_holds_what_its_transport_has_not_written():
     budget = Budget(1600)
     first, second = Connection(budget), Connection(budget)

@@ -21,7 +21,7 @@ from flintmq.limits import FETCH_BYTES_MAX
 from flintmq.nsqd.leadership import LedElsewhere, not_leader
 from flintmq.wire import server as wire
 from flintmq.wire.commands import FETCH_UNVERIFIED
-from flintmq.wire.frames import fetched_frame, keep_room_for_fetched, response_frame
+from flintmq.wire.frames import keep_room_for_fetched, response_frame
 
 log = logging.getLogger(__name__)
 
@@ -108,8 +108,8 @@ def _elsewhere(elsewhere: Sequence[LedElsewhere] | None) -> dict[str, Any]:
     return {"elsewhere": rows}
 
 
-def fetch(broker: Broker, event: wire.Fetch) -> tuple[bytes, bytes | memoryview]:
-    """Answer FETCH: the stored batches that overlap a range; in pieces.
+def fetch(broker: Broker, event: wire.Fetch) -> tuple[bytes | memoryview, int]:
+    """Read what FETCH asks for: the stored batches that overlap a range, and the sequence to ask for next.
 
     Raises:
         RemoteProtocolError: they are not here, or cannot be read now.
@@ -128,11 +128,10 @@ def fetch(broker: Broker, event: wire.Fetch) -> tuple[bytes, bytes | memoryview]
     read = partition.log.fetch_unverified if event.bytes_max & FETCH_UNVERIFIED else partition.log.fetch
     bytes_max = min(event.bytes_max & ~FETCH_UNVERIFIED, FETCH_BYTES_MAX)
     try:
-        data, following = read(event.start, min(event.end, end), bytes_max)
+        return read(event.start, min(event.end, end), bytes_max)
     except StorageError as error:
         log.error("FETCH %s: %s", event.topic, error)
         raise _refused("E_FETCH_FAILED", f"FETCH failed {error}") from error
-    return fetched_frame(data, following)
 
 
 def _refused(code: str, detail: str) -> RemoteProtocolError:

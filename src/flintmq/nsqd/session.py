@@ -62,7 +62,15 @@ from flintmq.wire import server as wire
 from flintmq.wire.codec import Codec, Deflate, Snappy
 from flintmq.wire.codes import is_fatal
 from flintmq.wire.commands import COMMANDS
-from flintmq.wire.frames import CLOSE_WAIT_FRAME, ENDS_FRAME, HEARTBEAT_FRAME, OK_FRAME, error_frame, response_frame
+from flintmq.wire.frames import (
+    CLOSE_WAIT_FRAME,
+    ENDS_FRAME,
+    HEARTBEAT_FRAME,
+    OK_FRAME,
+    error_frame,
+    fetched_frame,
+    response_frame,
+)
 from flintmq.wire.identify import Negotiated, ServerFeatures, negotiate, parse_request
 from flintmq.wire.server import FINISH_RUN_MAX
 
@@ -120,6 +128,8 @@ class Session(Client, asyncio.Protocol):
         self._new_topic_bytes = 0  # that wait with it
         self._has_commanded = False
         self._is_asked = False  # whether it reads
+        self._fetched_to = -1  # where the last answer to FETCH told it to go on
+        self._waits_for_memory = False  # to be answered a FETCH
         self._is_finished = False
         self._is_draining = False  # our end of the stream has been sent, or is about to be
         self._is_at_end = False  # the client has sent its last byte
@@ -309,6 +319,9 @@ class Session(Client, asyncio.Protocol):
         self.meter.look(unwritten_bytes, now_s)
         if self.subscription is not None:
             self._update_room(unwritten_bytes)
+        if self._waits_for_memory and self.budget.output_bytes < self.budget.newcomers_max_bytes:
+            self._waits_for_memory = False
+            self.engine.turns.later(self)
 
     def _update_room(self, unwritten_bytes: int) -> None:
         subscription = self.subscription
@@ -381,7 +394,7 @@ class Session(Client, asyncio.Protocol):
             self._arm_heartbeat()  # a handshake has its own deadline, and nothing may stand before its OK
             return
         now = self.loop.time()
-        if self._asking is not None or self.input_meter.is_paused:
+        if self._asking is not None or self.input_meter.is_paused or self._waits_for_memory:
             self._received_at = now  # it is we who do not read
         if now - self._received_at >= 2 * self._heartbeat_s:
             log.info("client %s was silent for two heartbeats: closing", self.peer)
@@ -550,7 +563,9 @@ class Session(Client, asyncio.Protocol):
 
     def _must_wait(self) -> bool:
         """Whether answers have to leave before more commands are executed."""
-        if self._asking is not None or (self._preparing is not None and not self._preparing.ended):
+        if self._waits_for_memory or self._asking is not None:
+            return True
+        if self._preparing is not None and not self._preparing.ended:
             return True
         if self._new_topic_group is not None:
             if self._new_topic_group.ended:
@@ -1047,7 +1062,13 @@ class Session(Client, asyncio.Protocol):
         try:
             if self._leadership is not None:
                 self._leadership.check_read("FETCH", event.topic, event.partition)
-            frame = fetch(self.engine.broker, event)
+            if not self.budget.may_answer(self, event.start == self._fetched_to):
+                self._waits_for_memory = True
+                self._waiting.appendleft(event)
+                self.engine.schedule()
+                return
+            data, self._fetched_to = fetch(self.engine.broker, event)
+            frame = fetched_frame(data, self._fetched_to)
             if self._slots:
                 self._reply(b"".join(frame))
             else:
