@@ -1,8 +1,8 @@
 """From stored batches to Arrow record batches, without a Python step per message.
 
-A fetch answer holds whole batches (``flintmq/batch.py``), verified here by their CRC. Per batch there is a little
-Python; per message there is only numpy: where each frame starts is computed for all messages of the answer, and every
-column is gathered from these positions.
+A fetch answer holds whole batches (``flintmq/batch.py``), verified here by their CRC, which is all the Python that
+there is for each; their headers are read together. Where each frame starts is computed for all messages of the answer,
+and every column is gathered from these positions.
 
 ::
 
@@ -12,16 +12,17 @@ column is gathered from these positions.
 The rules of this file: a column nobody asked for is not built; nothing returned refers to the answer's memory, so its
 buffer is used again for the next one.
 
-Source: docs/decisions/0006 (binary_view over the raw buffer), docs/decisions/0001.
+Source: docs/decisions/0006, docs/decisions/0040, docs/decisions/0001.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from struct import Struct
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,44 +30,59 @@ import pyarrow as pa
 
 from flintmq.batch import (
     EXTENDED,
-    HEADER,
     HEADER_BYTES,
     KNOWN_FLAGS,
     LAYOUT_FLAGS,
     MAGIC,
+    PREFIX_BYTES_MAX,
+    PREFIX_BYTES_MIN,
+    PRODUCER,
     RAW_IDS,
     UNIFORM,
     VERSION,
     BatchError,
     decode_header,
-    is_possible_prefix,
     verify,
 )
 from flintmq.checksum import crc32
 from flintmq.limits import MESSAGE_ID_SIZE, SEQUENCE_MAX
-from flintmq.message import ATTEMPTS_POSITION, FRAME_OVERHEAD_BYTES, HEADERS, ID_POSITION, NO_HEADERS, TRACE_ID_SIZE
+from flintmq.message import (
+    ATTEMPTS_POSITION,
+    FRAME_OVERHEAD_BYTES,
+    HEADERS,
+    ID_POSITION,
+    NO_HEADERS,
+    SIZE_FIELD_BYTES,
+    TRACE_ID_SIZE,
+)
 from flintmq.spark.broker import PAD_BYTES
 from flintmq.spark.headers import HeaderMaps
 from flintmq.spark.schema import arrow_schema
 
+_PAYLOAD_SIZE = Struct(">I")
+_PAYLOAD_SIZE_POSITION = 8
+_CRC_POSITION = HEADER_BYTES - 4
+_HEADER = np.dtype(
+    {
+        "names": ["magic", "version", "flags", "prefix_bytes", "payload_size", "count", "first_id", "crc"],
+        "formats": ["S4", "u1", "u1", ">u2", ">u4", ">u4", ">u8", ">u4"],
+        "offsets": [0, 4, 5, 6, _PAYLOAD_SIZE_POSITION, 12, 16, _CRC_POSITION],
+        "itemsize": HEADER_BYTES,
+    }
+)
+"""Of a batch: the fields that are needed here."""
 _HEAD_POSITION = 8  # of the timestamp
 _HEAD = np.dtype(
     {
-        "names": ["timestamp", "attempts", "id", "trace_id", "body"],
-        "formats": [">u8", ">u2", f"V{MESSAGE_ID_SIZE}", ">u8", "<i4"],
+        "names": ["timestamp", "attempts", "id", "trace_id"],
+        "formats": [">u8", ">u2", f"V{MESSAGE_ID_SIZE}", ">u8"],
         "offsets": [
             position - _HEAD_POSITION
-            for position in (
-                _HEAD_POSITION,
-                ATTEMPTS_POSITION,
-                ID_POSITION,
-                ID_POSITION + TRACE_ID_SIZE,
-                FRAME_OVERHEAD_BYTES,
-            )
+            for position in (_HEAD_POSITION, ATTEMPTS_POSITION, ID_POSITION, ID_POSITION + TRACE_ID_SIZE)
         ],
     }
 )
-"""The part of a frame before its body, and four bytes of that, from ``_HEAD_POSITION`` on.
+"""The part of a frame before its body, from ``_HEAD_POSITION`` on.
 
 The trace id is the second half of the id, where ids are raw.
 """
@@ -77,32 +93,69 @@ assert PAD_BYTES >= VIEW_INLINE_MAX  # short bodies at the very end are gathered
 Int64s = npt.NDArray[np.int64]
 
 
-@dataclass(slots=True)
 class Messages:
     """The messages of one answer: one entry per message, positions counted from the start of the answer.
 
-    ``body_sizes`` count headers as well. ``layouts`` are the flags of batches that say how frames are laid out; None
-    when they have neither trace ids nor headers. ``gaps`` are the sequences in the range asked for that the answer
-    proves absent.
+    Attributes:
+        positions: of their frames.
+        body_sizes: headers are counted as well.
+        layouts: the flags of batches that say how frames are laid out; None when none has trace ids or headers.
+        gaps: the sequences in the range asked for that the answer proves absent.
     """
 
-    positions: Int64s
-    body_sizes: Int64s
+    def __init__(self, runs: _Runs, sizes: Int64s, positions: Int64s, rows: slice, gaps: list[tuple[int, int]]) -> None:
+        self._runs = runs
+        self._rows = rows
+        self.positions = positions[rows]
+        self.body_sizes = sizes[rows] - FRAME_OVERHEAD_BYTES
+        self.layouts = runs.of_each(runs.layouts)[rows] if runs.layouts.any() else None
+        self.gaps = gaps
+
+    @cached_property
+    def sequences(self) -> Int64s:
+        """The position of each in the log."""
+        return self._counted_from(self._runs.sequences)
+
+    @cached_property
+    def internal_ids(self) -> Int64s:
+        """Its partition and sequence."""
+        return self._counted_from(self._runs.first_ids)
+
+    def _counted_from(self, firsts: Int64s) -> Int64s:
+        """Return numbers that go up by one from the first message of each batch."""
+        runs = self._runs
+        each: Int64s = np.arange(runs.total, dtype=np.int64) + runs.of_each(firsts - runs.row_starts)
+        return each[self._rows]
+
+
+@dataclass(slots=True)
+class _Runs:
+    """The batches of one answer: one entry per batch.
+
+    ``bases`` are the positions of their first frames, ``frame_bytes`` the bytes of all; ``strides`` are the sizes of
+    their frames, 0 where these differ. ``row_starts`` count the messages before each batch, ``total`` counts all.
+    """
+
+    counts: Int64s
+    bases: Int64s
+    frame_bytes: Int64s
+    strides: Int64s
     sequences: Int64s
-    internal_ids: Int64s
-    layouts: npt.NDArray[np.uint8] | None
-    gaps: list[tuple[int, int]]
+    first_ids: Int64s
+    layouts: npt.NDArray[np.uint8]
+    row_starts: Int64s
+    total: int
 
+    def of_each(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Repeat what is known of each batch for its messages."""
+        return np.repeat(values, self.counts)
 
-class _Run(NamedTuple):
-    """One batch, trimmed to the range asked for; ``stride`` is 0 where frames differ in size."""
-
-    message_count: int
-    base: int
-    stride: int
-    first_sequence: int
-    first_id: int
-    layout: int
+    def rows_before(self, sequence: int) -> int:
+        """Count the messages before one."""
+        index = int(self.sequences.searchsorted(sequence, "right")) - 1
+        if index < 0:
+            return 0
+        return int(self.row_starts[index]) + min(sequence - int(self.sequences[index]), int(self.counts[index]))
 
 
 def locate(answer: memoryview, start: int, end: int, next_sequence: int) -> Messages:
@@ -115,107 +168,107 @@ def locate(answer: memoryview, start: int, end: int, next_sequence: int) -> Mess
     Raises:
         BatchError: a batch is damaged, or the batches are not in order.
     """
-    runs: list[_Run] = []
-    sizes_of: dict[int, Int64s] = {}
-    gaps: list[tuple[int, int]] = []
-    expected = start
-    position = 0
-    while position < len(answer):
-        run, position_after = _read_run(answer, position)
-        run_end = run.first_sequence + run.message_count
-        if run_end <= expected:
-            if runs:
-                raise BatchError(f"batch of sequences up to {run_end} follows one that ends at {expected}")
-            position = position_after
-            continue
-        if run.first_sequence >= end:
-            break
-        if run.first_sequence > expected:
-            gaps.append((expected, run.first_sequence))
-            expected = run.first_sequence
-        sizes = None if run.stride else _read_sizes(answer, run, position_after)
-        if run.first_sequence < expected or run_end > end:
-            run, sizes = _trim(run, sizes, expected, min(end, run_end))
-        if sizes is not None:
-            sizes_of[len(runs)] = sizes
-        runs.append(run)
-        expected = run.first_sequence + run.message_count
-        position = position_after
-    reached = min(end, next_sequence)
-    if reached > expected:
-        gaps.append((expected, reached))
-    return _expand(runs, sizes_of, gaps)
+    runs = _read_runs(answer)
+    gaps = _find_gaps(runs, start, end, next_sequence)
+    sizes = _read_sizes(answer, runs)
+    before = np.cumsum(sizes) - sizes
+    positions = before + runs.of_each(runs.bases - before[runs.row_starts])
+    return Messages(runs, sizes, positions, slice(runs.rows_before(start), runs.rows_before(end)), gaps)
 
 
-def _read_run(answer: memoryview, position: int) -> tuple[_Run, int]:
-    """Verify one batch; returns it and where the next one begins.
+def _read_runs(answer: memoryview) -> _Runs:
+    """Verify all batches.
 
-    This is the only Python that runs per batch, and a batch may hold a single message: so the header is taken apart
-    here, and :func:`decode_header`, which says what is wrong, is asked only when something is.
+    Per batch there is Python for nothing but its CRC, as a batch may hold a single message; what the headers say is
+    checked for all of them at once. What exactly is wrong is looked for only when something is.
     """
-    if len(answer) - position < HEADER_BYTES:
-        raise BatchError(f"{len(answer) - position} bytes left, a batch header has {HEADER_BYTES}")
-    fields = HEADER.unpack_from(answer, position)
-    magic, version, flags, prefix_bytes, payload_size, count, first_id = fields[:7]
-    payload = position + HEADER_BYTES
-    after = payload + payload_size
-    sizes = payload + prefix_bytes
-    frame_bytes = payload_size - prefix_bytes
-    if (
-        magic != MAGIC
-        or version != VERSION
-        or flags & ~KNOWN_FLAGS
-        or not is_possible_prefix(flags, prefix_bytes)
-        or not 0 < count * FRAME_OVERHEAD_BYTES <= frame_bytes <= len(answer) - sizes
-    ):
-        verify(answer, decode_header(answer, position), position)
-        raise BatchError("a header that cannot be")
-    if crc32(answer[payload:after], crc32(answer[position : payload - 4])) != fields[-1]:
-        raise BatchError(f"the CRC of the batch of message {first_id & SEQUENCE_MAX} does not fit its bytes")
-    if not flags & UNIFORM:
-        return _Run(count, sizes + 4 * count, 0, first_id & SEQUENCE_MAX, first_id, flags & LAYOUT_FLAGS), after
-    stride = frame_bytes // count
-    if stride * count != frame_bytes:
-        raise BatchError(f"{frame_bytes} bytes cannot be {count} frames of one size")
-    return _Run(count, sizes, stride, first_id & SEQUENCE_MAX, first_id, flags & LAYOUT_FLAGS), after
-
-
-def _read_sizes(answer: memoryview, run: _Run, after: int) -> Int64s:
-    """Return the table of frame sizes that stands before the frames of a batch."""
-    sizes = np.frombuffer(answer, ">u4", run.message_count, run.base - 4 * run.message_count).astype(np.int64)
-    if int(sizes.sum()) != after - run.base or int(sizes.min()) < FRAME_OVERHEAD_BYTES:
-        raise BatchError("the table of sizes does not fit the frames")
-    return sizes
-
-
-def _trim(run: _Run, sizes: Int64s | None, start: int, end: int) -> tuple[_Run, Int64s | None]:
-    """Keep the messages ``start`` to ``end`` (exclusive) of a batch."""
-    skip = max(0, start - run.first_sequence)
-    count = end - run.first_sequence - skip
-    base = run.base + (skip * run.stride if sizes is None else int(sizes[:skip].sum()))
-    kept = None if sizes is None else sizes[skip : skip + count]
-    return _Run(count, base, run.stride, run.first_sequence + skip, run.first_id + skip, run.layout), kept
-
-
-def _expand(runs: Sequence[_Run], sizes_of: Mapping[int, Int64s], gaps: list[tuple[int, int]]) -> Messages:
-    """Turn one entry per batch into one per message."""
-    counts, bases, strides, sequences, ids, layouts = np.array(runs, dtype=np.int64).reshape(len(runs), 6).T
-    row_starts = np.cumsum(counts) - counts
-    index_in_run = np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(row_starts, counts)
-    sizes = np.repeat(strides, counts)
-    positions = np.repeat(bases, counts) + index_in_run * sizes
-    for index, own in sizes_of.items():
-        rows = slice(int(row_starts[index]), int(row_starts[index]) + len(own))
-        sizes[rows] = own
-        positions[rows] += np.cumsum(own) - own
-    return Messages(
-        positions,
-        sizes - FRAME_OVERHEAD_BYTES,
-        np.repeat(sequences, counts) + index_in_run,
-        np.repeat(ids, counts) + index_in_run,
-        np.repeat(layouts.astype(np.uint8), counts) if layouts.any() else None,
-        gaps,
+    starts, crcs = [], []
+    position, length = 0, len(answer)
+    while length - position >= HEADER_BYTES:
+        payload = position + HEADER_BYTES
+        after = payload + _PAYLOAD_SIZE.unpack_from(answer, position + _PAYLOAD_SIZE_POSITION)[0]
+        if after > length:
+            break
+        crcs.append(crc32(answer[payload:after], crc32(answer[position : position + _CRC_POSITION])))
+        starts.append(position)
+        position = after
+    at = np.array(starts, np.int64)
+    headers = _unaligned(answer, f"V{HEADER_BYTES}")[at].view(_HEADER) if starts else np.empty(0, _HEADER)
+    counts, flags = headers["count"].astype(np.int64), headers["flags"]
+    prefixes = headers["prefix_bytes"].astype(np.int64)
+    frame_bytes = headers["payload_size"].astype(np.int64) - prefixes
+    is_uniform = (flags & UNIFORM) != 0
+    is_sound = (
+        (headers["crc"] == np.array(crcs, np.uint32))
+        & (headers["magic"] == MAGIC)
+        & (headers["version"] == VERSION)
+        & ((flags & ~np.uint8(KNOWN_FLAGS)) == 0)
+        & np.where(flags & PRODUCER, (prefixes >= PREFIX_BYTES_MIN) & (prefixes <= PREFIX_BYTES_MAX), prefixes == 0)
+        & (counts > 0)
+        & (counts * FRAME_OVERHEAD_BYTES <= frame_bytes)
     )
+    if position < length or not is_sound.all():
+        raise _what_is_wrong(answer)
+    tables = np.where(is_uniform, 0, SIZE_FIELD_BYTES * counts)
+    strides = np.where(is_uniform, frame_bytes // counts, 0)
+    if (strides * counts != frame_bytes)[is_uniform].any():
+        raise BatchError("frames of one size do not fill their batch")
+    first_ids = headers["first_id"].astype(np.int64)
+    ends = np.cumsum(counts)
+    return _Runs(
+        counts,
+        at + HEADER_BYTES + prefixes + tables,
+        frame_bytes - tables,
+        strides,
+        first_ids & SEQUENCE_MAX,
+        first_ids,
+        flags & np.uint8(LAYOUT_FLAGS),
+        ends - counts,
+        int(counts.sum()),
+    )
+
+
+def _what_is_wrong(answer: memoryview) -> BatchError:
+    """Return what is wrong with the first damaged batch of an answer."""
+    position = 0
+    try:
+        while position < len(answer):
+            header = decode_header(answer, position)
+            verify(answer, header, position)
+            position += header.size
+    except BatchError as error:
+        return error
+    return BatchError("a header that cannot be")
+
+
+def _find_gaps(runs: _Runs, start: int, end: int, next_sequence: int) -> list[tuple[int, int]]:
+    """Check the order of the batches; return what is in none of them, before ``end`` and ``next_sequence``."""
+    firsts, ends = runs.sequences, runs.sequences + runs.counts
+    is_early = firsts[1:] < ends[:-1]
+    if is_early.any():
+        index = int(is_early.argmax())
+        raise BatchError(f"batch of sequences up to {ends[index + 1]} follows one that ends at {ends[index]}")
+    is_wanted = (ends > start) & (firsts < end)
+    firsts, ends = firsts[is_wanted], ends[is_wanted]
+    expected = np.append(start, ends)
+    gaps = [(int(expected[index]), int(firsts[index])) for index in np.flatnonzero(firsts > expected[:-1]).tolist()]
+    reached = min(end, next_sequence)
+    if reached > expected[-1]:
+        gaps.append((int(expected[-1]), reached))
+    return gaps
+
+
+def _read_sizes(answer: memoryview, runs: _Runs) -> Int64s:
+    """Return the size of each frame, from the tables that stand before frames which differ."""
+    sizes: Int64s = runs.of_each(runs.strides)
+    differ = runs.strides == 0
+    if differ.any():
+        rows = np.flatnonzero(runs.of_each(differ))
+        tables = runs.of_each(runs.bases - SIZE_FIELD_BYTES * (runs.counts + runs.row_starts))
+        sizes[rows] = _unaligned(answer, ">u4")[tables[rows] + SIZE_FIELD_BYTES * rows]
+        if (np.add.reduceat(sizes, runs.row_starts) != runs.frame_bytes).any() or sizes.min() < FRAME_OVERHEAD_BYTES:
+            raise BatchError("the table of sizes does not fit the frames")
+    return sizes
 
 
 class Decoder:
@@ -320,9 +373,19 @@ class _Rows:
         self.count = rows.stop - rows.start
         self.positions = messages.positions[rows]
         self.body_sizes = messages.body_sizes[rows]
-        self.sequences = messages.sequences[rows]
-        self.internal_ids = messages.internal_ids[rows]
         self.layouts = None if messages.layouts is None else messages.layouts[rows]
+        self._messages = messages
+        self._rows = rows
+
+    @property
+    def sequences(self) -> Int64s:
+        """The position of each in the log."""
+        return self._messages.sequences[self._rows]
+
+    @property
+    def internal_ids(self) -> Int64s:
+        """Its partition and sequence."""
+        return self._messages.internal_ids[self._rows]
 
     @cached_property
     def heads(self) -> npt.NDArray[Any]:
@@ -374,22 +437,26 @@ def _ids(rows: _Rows) -> pa.Array:
 
 
 def _bodies(rows: _Rows) -> pa.Array:
-    """Copy the bodies into one binary array: describe each as a view of the answer and let Arrow gather them."""
-    answer, sizes = rows.answer, rows.body_sizes
-    starts = rows.positions + FRAME_OVERHEAD_BYTES
-    if rows.layouts is None:
-        firsts = rows.heads["body"]
-    else:
+    """Copy the bodies into one binary array."""
+    sizes, starts = rows.body_sizes, rows.positions + FRAME_OVERHEAD_BYTES
+    if rows.layouts is not None:
         starts, sizes = starts + rows.fronts, sizes - rows.fronts
-        firsts = _unaligned(answer, "<i4")[starts]
-    views = np.empty((rows.count, 4), np.int32)
+    shortest, longest = int(sizes.min()), int(sizes.max())
+    if shortest == longest > 0:
+        offsets = np.arange(rows.count + 1, dtype=np.int32) * np.int32(longest)
+        bodies = _unaligned(rows.answer, f"V{longest}")[starts]
+        return pa.Array.from_buffers(pa.binary(), rows.count, [None, pa.py_buffer(offsets), pa.py_buffer(bodies)])
+    return _bodies_that_differ(rows.answer, starts, sizes, shortest)
+
+
+def _bodies_that_differ(answer: memoryview, starts: Int64s, sizes: Int64s, shortest: int) -> pa.Array:
+    """Describe each as a view of the answer, and let Arrow gather them."""
+    views = np.zeros((len(starts), 4), np.int32)  # the second is a body's first bytes, which a cast does not look at
     views[:, 0] = sizes
-    views[:, 1] = firsts
-    views[:, 2] = 0
     views[:, 3] = starts
-    inline = np.flatnonzero(sizes <= VIEW_INLINE_MAX)
-    if len(inline):
+    if shortest <= VIEW_INLINE_MAX:
+        inline = np.flatnonzero(sizes <= VIEW_INLINE_MAX)
         short = _unaligned(answer, "V12")[starts[inline]].view(np.uint8).reshape(-1, VIEW_INLINE_MAX)
         views.view(np.uint8)[inline, 4:] = short
-    described = pa.Array.from_buffers(pa.binary_view(), rows.count, [None, pa.py_buffer(views), pa.py_buffer(answer)])
+    described = pa.Array.from_buffers(pa.binary_view(), len(starts), [None, pa.py_buffer(views), pa.py_buffer(answer)])
     return described.cast(pa.binary())

@@ -460,7 +460,13 @@ def fetch(
     """
     if not is_verified:
         bytes_max |= FETCH_UNVERIFIED
-    return COMMANDS["FETCH"].line(topic, partition) + FETCH_BODY.pack(start, end, bytes_max, epoch)
+    return _fetch_line(topic, partition) + FETCH_BODY.pack(start, end, bytes_max, epoch)
+
+
+@lru_cache(maxsize=256)
+def _fetch_line(topic: str, partition: int) -> bytes:
+    """Write the line; whoever reads a partition asks for it again and again."""
+    return COMMANDS["FETCH"].line(topic, partition)
 
 
 def cursor(topic: str, channel: str, partition: int, sequence: int) -> bytes:

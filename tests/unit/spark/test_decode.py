@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flintmq.batch import BatchError, encode_batch
+from flintmq.checksum import crc32
 from flintmq.message import hex_id, internal_id
 from flintmq.spark.broker import PAD_BYTES
 from flintmq.spark.decode import Decoder, locate
@@ -156,6 +157,45 @@ def test_batches_out_of_order_are_refused():
             decode(stored, 1, 3, 3)
 
 
+def test_batches_that_overlap_are_refused():
+    stored = encode_batch(1, 0, STORED_NS, [b"a", b"b"]) + encode_batch(2, 0, STORED_NS, [b"b", b"c"])
+    with pytest.raises(BatchError, match="up to 4 follows one that ends at 3"):
+        decode(stored, 1, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("stored", "position", "new", "said"),
+    [
+        (UNIFORM_GOLDEN, 0, b"FMQC", "magic"),
+        (UNIFORM_GOLDEN, 4, b"\x02", "version 2"),
+        (UNIFORM_GOLDEN, 5, b"\x21", "flags 0x21"),
+        (UNIFORM_GOLDEN, 6, b"\x00\x0b", "prefix of 11"),
+        (SIZES_GOLDEN, 5, b"\x10", "prefix of 0"),
+        (UNIFORM_GOLDEN, 12, b"\x00\x00\x00\x00", "for 0 messages"),
+        (UNIFORM_GOLDEN, 12, b"\x00\x00\x00\x03", "for 3 messages"),
+        (UNIFORM_GOLDEN + b"x", 8, b"\x00\x00\x00\x4b", "do not fill"),
+        (SIZES_GOLDEN, 72, b"\x00\x00\x00\x24", "table of sizes"),
+        (SIZES_GOLDEN, 72, b"\x00\x00\x00\x1d\x00\x00\x00\x48", "table of sizes"),
+    ],
+)
+def test_batches_that_nobody_writes_are_refused(stored, position, new, said):
+    """Their CRC fits: somebody wrote them like that."""
+    wrong = bytearray(stored)
+    wrong[position : position + len(new)] = new
+    wrong[68:72] = crc32(wrong[72:], crc32(wrong[:68])).to_bytes(4, "big")
+    for before in (b"", encode_batch(1, 0, STORED_NS, [b"sound"])):
+        with pytest.raises(BatchError, match=said):
+            decode(before + bytes(wrong), 1, 9, 9)
+
+
+def test_what_is_wrong_is_said_of_the_first_batch_that_is():
+    stored = bytearray(UNIFORM_GOLDEN + SIZES_GOLDEN)
+    stored[len(UNIFORM_GOLDEN) - 1] ^= 1
+    stored[len(UNIFORM_GOLDEN)] ^= 1
+    with pytest.raises(BatchError, match="CRC"):
+        decode(bytes(stored), 7, 11, 11)
+
+
 @pytest.mark.parametrize("stored", [UNIFORM_GOLDEN, SIZES_GOLDEN], ids=["uniform", "sizes"])
 def test_any_flipped_bit_is_found(stored):
     for position in range(len(stored)):
@@ -182,6 +222,15 @@ def test_the_columns_agree_with_spark():
         schema = spark_schema(columns)
         assert to_arrow_schema(schema, timezone="UTC") == arrow_schema(columns)
         assert columns_of(schema) == columns
+
+
+@pytest.mark.parametrize("size", [0, 1, 12, 13, 200])
+def test_bodies_of_one_size_in_batches_of_any_kind(size):
+    bodies = [bytes([number]) * size for number in range(60)]
+    stored = b"".join(encode_batch(1 + n, 0, STORED_NS, bodies[n : n + 1]) for n in range(20))
+    stored += encode_batch(21, 0, STORED_NS, bodies[20:])
+    found, _ = decode(stored, 1, 61, 61, rows_max=25)
+    assert pa.Table.from_batches(found)["body"].to_pylist() == bodies
 
 
 def test_many_small_batches_keep_their_order():
