@@ -37,7 +37,7 @@ class DrainApi:
 
 
 ROUTES = (
-    Route("GET", "/drain", ALL_READ, DrainApi.show),
+    Route("GET", "/drain", ALL_READ, DrainApi.show, is_walk=True),
     Route("POST", "/drain", ALL_ADMIN, DrainApi.begin, ("timeout",)),
     Route("DELETE", "/drain", ALL_ADMIN, DrainApi.end),
 )

@@ -5,7 +5,9 @@ Source: NSQ's HTTP API, Youzan's nsqlookupd.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from asyncio import Lock
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from inspect import iscoroutine
@@ -43,6 +45,7 @@ class Route:
         form: that answers always have otherwise; None for NSQ's.
         is_plain: errors are bare text.
         is_logged: one line of the log for each.
+        is_walk: it may look at all topics; such requests wait for each other, so that others wait for one of them.
     """
 
     method: str
@@ -57,6 +60,7 @@ class Route:
     form: Callable[[Handler], Handler] | None = None
     is_plain: bool = False
     is_logged: bool = True
+    is_walk: bool = False
 
 
 def _at_its_leader(handler: Handler, led_elsewhere: Callable[[NotHere], HttpError]) -> Handler:
@@ -78,6 +82,21 @@ def _at_its_leader(handler: Handler, led_elsewhere: Callable[[NotHere], HttpErro
     return answer
 
 
+def _one_after_the_other(handler: Handler, walking: Lock) -> Handler:
+    """Have requests that are answered in more than one turn of the loop wait for those before them."""
+
+    async def in_line(answer: Coroutine[Any, Any, Any]) -> Any:
+        with closing(answer):  # who is cancelled in line has not begun it
+            async with walking:
+                return await answer
+
+    def answer(request: Request) -> Any:
+        found = handler(request)
+        return in_line(found) if iscoroutine(found) else found
+
+    return answer
+
+
 def add_routes(
     router: Router,
     room: object,
@@ -85,17 +104,22 @@ def add_routes(
     limits: ServerLimits,
     style: Style,
     led_elsewhere: Callable[[NotHere], HttpError],
+    walking: Lock,
 ) -> None:
     """Have a room answer the requests of its rows.
 
     Args:
+        walking: held while a request looks at all topics.
         led_elsewhere: says what is answered about a topic or partition that is not here.
     """
     for row in rows:
+        handler: Handler = partial(row.handler, room)
+        if row.is_walk:
+            handler = _one_after_the_other(handler, walking)
         router.add(
             row.method,
             row.path,
-            _at_its_leader(partial(row.handler, room), led_elsewhere),
+            _at_its_leader(handler, led_elsewhere),
             body_limit_bytes=row.body_limit(limits),
             too_big=row.too_big,
             plain=row.is_plain,

@@ -8,6 +8,7 @@ Source: NSQ's HTTP API, Youzan's HTTP API.
 
 from __future__ import annotations
 
+from asyncio import Lock
 from dataclasses import dataclass
 
 from flintmq.net.debug import DebugApi
@@ -67,6 +68,7 @@ class Api:
         networks = Networks(options.allow_config_from_cidr)
         changes = topics.TopicsApi(node)
         router = Router(KNOWN)
+        walking = Lock()
         for module, room in (
             (state, state.StateApi(node, self.identity, figures, options.durability, style)),
             (publishing, publishing.PublishingApi(node, self.limits, changes.published_nothing)),
@@ -80,7 +82,7 @@ class Api:
             (drain, drain.DrainApi(node.drain)),
             (cluster, cluster.ClusterApi(node)),
         ):
-            add_routes(router, room, module.ROUTES, self.limits, style, self._led_elsewhere)
+            add_routes(router, room, module.ROUTES, self.limits, style, self._led_elsewhere, walking)
         LogLevelApi(networks, lambda word: running.change(running.options().replace(log_level=word))).add_routes(router)
         self.debug.add_routes(router)
         return router

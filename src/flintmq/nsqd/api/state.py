@@ -174,6 +174,6 @@ ROUTES = (
     # what asks it tells whether the process lives, and often cannot send headers
     Route("GET", "/ping", OPEN, StateApi.ping, None, is_plain=True, is_logged=False),
     Route("GET", "/info", KNOWN, StateApi.info, (), NSQ_WORDS, is_negotiated=True),
-    Route("GET", "/stats", TOPIC_READ, StateApi.stats, _STATS, NSQ_WORDS, is_negotiated=True),
-    Route("GET", "/metrics", ALL_READ, StateApi.metrics, (), is_logged=False),
+    Route("GET", "/stats", TOPIC_READ, StateApi.stats, _STATS, NSQ_WORDS, is_negotiated=True, is_walk=True),
+    Route("GET", "/metrics", ALL_READ, StateApi.metrics, (), is_logged=False, is_walk=True),
 )

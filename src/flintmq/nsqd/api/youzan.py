@@ -104,6 +104,6 @@ ROUTES = (
     Route("GET", "/serverstats", KNOWN, YouzanApi.server),
     Route("GET", "/message/stats", TOPIC_READ, YouzanApi.channel, _PART),
     Route("GET", "/message/historystats", TOPIC_READ, YouzanApi.hours, ("topic", "partition")),
-    Route("GET", "/coordinator/stats", ALL_READ, YouzanApi.coordinator, ("topic", "partition", "format")),
+    Route("GET", "/coordinator/stats", ALL_READ, YouzanApi.coordinator, ("topic", "partition", "format"), is_walk=True),
     Route("POST", "/channel/setclientlimit", TOPIC_ADMIN, YouzanApi.limit_clients, (*_PART, "client_prefix", "ready")),
 )
