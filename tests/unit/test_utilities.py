@@ -28,6 +28,7 @@ def _opts(*given: str, for_consumer: bool = True) -> Any:
         ("heartbeat_interval,5s", "heartbeat_interval", 5.0),
         ("msg_timeout,0", "msg_timeout", None),
         ("msg_timeout,90s", "msg_timeout", 90.0),
+        ("output_buffer_size,-1", "output_buffer_size", -1),
         ("tls_v1", "tls", True),
         ("tls_insecure_skip_verify,true", "tls_verify", False),
         ("tls_min_version,1.3", "tls_min_version", "tls1.3"),

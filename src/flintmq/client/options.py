@@ -44,6 +44,8 @@ NSQLOOKUPD_COUNT_MAX = 64
 MS_PER_S = 1000
 DAY_S = 86400.0
 DELAY_MAX_S = 365 * DAY_S
+UNBUFFERED = -1
+"""The size of a buffer that nsqd does without."""
 
 SOURCE = "argument"
 _ERRNO = re.compile(r"\[Errno (\d+)\]")
@@ -223,7 +225,8 @@ class ConnectionOptions:
             and the connection is given up.
         msg_timeout: how long a handler may take before nsqd gives the message to somebody else; nsqd's default if None.
         sample_rate: deliver only this percentage of the messages, 1 to 99; nsqd drops the others for good. 0: all.
-        output_buffer_size: bytes nsqd gathers before it writes, 64 to 65536; nsqd's default if 0.
+        output_buffer_size: bytes nsqd gathers before it writes, 64 to 65536; nsqd's default if 0. -1: it gathers
+            none, and the timeout means nothing.
         output_buffer_timeout: how long nsqd may hold back messages to fill its buffer, 25 ms or more; 25 ms because
             nsqd's own 250 ms makes quiet topics slow. 0: nsqd's default.
         connect_timeout: until a connection can be used: TCP, TLS and AUTH included; and for each later answer.
@@ -271,7 +274,7 @@ class ConnectionOptions:
         if self.msg_timeout is not None:
             milliseconds(self.msg_timeout, "msg_timeout", 1)
         whole(self.sample_rate, "sample_rate", 0, 99)
-        if self.output_buffer_size:
+        if self.output_buffer_size not in (0, UNBUFFERED):
             whole(self.output_buffer_size, "output_buffer_size", 64, 65536)
         if self.output_buffer_timeout:
             milliseconds(self.output_buffer_timeout, "output_buffer_timeout", 0.025, 30)

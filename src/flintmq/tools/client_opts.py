@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flintmq.client.options import ConnectionOptions
+from flintmq.client.options import UNBUFFERED, ConnectionOptions
 from flintmq.client.security import Secret
 from flintmq.env import Env
 from flintmq.errors import OptionError
@@ -80,7 +80,7 @@ _NAMES: Mapping[str, _Name] = {
     "client_id": _Name(Text(), "client_id"),
     "user_agent": _Name(Text(), "user_agent"),
     "sample_rate": _Name(Integer(0, 99), "sample_rate"),
-    "output_buffer_size": _Name(Integer(0), "output_buffer_size"),
+    "output_buffer_size": _Name(Integer(UNBUFFERED), "output_buffer_size"),
     "output_buffer_timeout": _Name(Duration(), "output_buffer_timeout", convert=_in_seconds),
     "tls_v1": _Name(Switch(), "tls"),
     "tls_root_ca_file": _Name(Text(), "tls_ca_file"),

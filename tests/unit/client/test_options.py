@@ -136,6 +136,8 @@ def test_what_nsqd_is_told_when_asked_to():
     assert (request.client_id, request.user_agent) == ("me", "mine/1")
     assert (request.heartbeat_interval, request.msg_timeout, request.sample_rate) == (2000, 1500, 10)
     assert (request.output_buffer_size, request.output_buffer_timeout) == (64, 0)
+    unbuffered = ConnectionOptions(output_buffer_size=-1).identify_request("h", "1")
+    assert unbuffered.output_buffer_size == -1
 
 
 @pytest.mark.parametrize(
@@ -146,6 +148,7 @@ def test_what_nsqd_is_told_when_asked_to():
         ("msg_timeout", 0),
         ("sample_rate", 100),
         ("output_buffer_size", 63),
+        ("output_buffer_size", -2),
         ("output_buffer_timeout", 0.01),
         ("connect_timeout", 0),
         ("frame_size_max", 5),
