@@ -6,6 +6,7 @@ one Spark on two cores, which share the machine's cores: a rate is that of all t
 Cases (bodies of 200 random bytes):
 
 - ``fetch``: FETCH over loopback, answers thrown away; ``decode``: the same into Arrow batches; one process, no Spark.
+- ``decode-singles``: like ``decode``, a twentieth of the messages, each published and stored by itself.
 - ``batch``, ``stream``: all columns into Spark's noop sink, from nsqd and from Parquet files of the very same rows, by
   turns; ``share`` is the nsqd rate by the Parquet rate, ``cpu_share`` the same of CPU seconds of nsqd, JVM and Python
   workers together, which a busy machine disturbs less. Streams read all in one micro-batch; their time is Spark's
@@ -40,6 +41,7 @@ from flintmq.spark.fetch import RangeReader
 from flintmq.spark.options import SinkOptions, SourceOptions
 from flintmq.spark.plan import FetchRange
 from flintmq.spark.publish import Publisher
+from flintmq.sync import Producer
 
 MESSAGES_PER_MPUB = 200
 PARTITIONS = 4
@@ -159,15 +161,25 @@ def publish(address: str, topic: str, count: int) -> None:
         publisher.close()
 
 
-def ranges(bench: Bench) -> list[FetchRange]:
+def publish_singly(address: str, topic: str, count: int) -> None:
+    """Publish ``count`` messages of random bytes, each after the answer to the one before."""
+    producer = Producer(nsqd_tcp_addresses=address)
+    try:
+        for _ in range(count):
+            producer.pub(topic, os.urandom(BODY_BYTES))
+    finally:
+        producer.close()
+
+
+def ranges(bench: Bench, topics: list[str]) -> list[FetchRange]:
     connection = NsqdConnection(bench.address, 5, 30)
     try:
-        logs = [found.logs[0] for found in connection.offsets(bench.topics)]
+        logs = [found.logs[0] for found in connection.offsets(topics)]
     finally:
         connection.close()
     return [
         FetchRange(topic, bench.address, 0, log.start, log.end, log.log_id)
-        for topic, log in zip(bench.topics, logs, strict=True)
+        for topic, log in zip(topics, logs, strict=True)
     ]
 
 
@@ -178,7 +190,7 @@ def fetch(bench: Bench) -> dict[str, Any]:
     buffer = BatchBuffer(1 << 20)
 
     def once() -> None:
-        for wanted in ranges(bench):
+        for wanted in ranges(bench, bench.topics):
             position = wanted.start
             while position < wanted.end:
                 connection.send_fetch(wanted.topic, 0, position, wanted.end, options.fetch_max_bytes, 0)
@@ -187,33 +199,45 @@ def fetch(bench: Bench) -> dict[str, Any]:
                 connection.receive_batches(size, buffer)
 
     try:
-        return alone(bench, once)
+        return alone(bench, once, bench.messages)
     finally:
         connection.close()
 
 
 def decode(bench: Bench) -> dict[str, Any]:
     """What one Spark task does, without Spark."""
+    return decoded(bench, bench.topics, bench.messages)
+
+
+def decode_singles(bench: Bench) -> dict[str, Any]:
+    """The same for messages that were published one by one."""
+    count = bench.messages // 20
+    publish_singly(bench.address, "singles", count)
+    return decoded(bench, ["singles"], count)
+
+
+def decoded(bench: Bench, topics: list[str], count: int) -> dict[str, Any]:
     options = SourceOptions.parse({"nsqd": bench.address, "topic": "any"})
 
     def once() -> None:
-        rows = sum(b.num_rows for wanted in ranges(bench) for b in RangeReader(wanted, options).record_batches())
-        if rows != bench.messages:
-            raise harness.BenchmarkError(f"{rows} rows came, {bench.messages} were published")
+        found = ranges(bench, topics)
+        rows = sum(batch.num_rows for wanted in found for batch in RangeReader(wanted, options).record_batches())
+        if rows != count:
+            raise harness.BenchmarkError(f"{rows} rows came, {count} were published")
 
-    return alone(bench, once)
+    return alone(bench, once, count)
 
 
-def alone(bench: Bench, once: Callable[[], None]) -> dict[str, Any]:
-    """Rate and CPU of a step in this process; the first run is thrown away."""
+def alone(bench: Bench, once: Callable[[], None], count: int) -> dict[str, Any]:
+    """Rate and CPU of a step in this process, for so many messages; the first run is thrown away."""
     rates, own_s, nsqd_s = [], [], []
     for number in range(bench.runs + 1):
         cpu, nsqd_cpu, began = time.process_time(), bench.daemon.cpu_s(), time.perf_counter()
         once()
         if number:
-            rates.append(bench.messages / (time.perf_counter() - began))
-            own_s.append((time.process_time() - cpu) / bench.messages * 1e6)
-            nsqd_s.append((bench.daemon.cpu_s() - nsqd_cpu) / bench.messages * 1e6)
+            rates.append(count / (time.perf_counter() - began))
+            own_s.append((time.process_time() - cpu) / count * 1e6)
+            nsqd_s.append((bench.daemon.cpu_s() - nsqd_cpu) / count * 1e6)
     return {
         "msg_per_s": harness.median(rates),
         "client_cpu_s_per_M": harness.median(own_s),
@@ -360,6 +384,7 @@ def sink(bench: Bench) -> dict[str, Any]:
 CASES: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "fetch": fetch,
     "decode": decode,
+    "decode-singles": decode_singles,
     "batch": batch,
     "body": body,
     "stream": stream,

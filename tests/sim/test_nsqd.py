@@ -29,6 +29,7 @@ def quiet():
     logging.disable(logging.NOTSET)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_nothing_acknowledged_is_lost(chunk):
     for seed in seeds(SEEDS_PER_CHUNK, first=chunk * SEEDS_PER_CHUNK):

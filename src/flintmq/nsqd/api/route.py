@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from asyncio import Lock
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from inspect import iscoroutine
-from typing import Any
+from typing import Any, cast
 
 from flintmq.net.http_auth import ADMIN, PUBLISH, READ, Needs, needs
 from flintmq.net.http_envelope import Style
@@ -83,16 +82,11 @@ def _at_its_leader(handler: Handler, led_elsewhere: Callable[[NotHere], HttpErro
 
 
 def _one_after_the_other(handler: Handler, walking: Lock) -> Handler:
-    """Have requests that are answered in more than one turn of the loop wait for those before them."""
+    """Have requests wait for those before them; ``handler`` is a coroutine function."""
 
-    async def in_line(answer: Coroutine[Any, Any, Any]) -> Any:
-        with closing(answer):  # who is cancelled in line has not begun it
-            async with walking:
-                return await answer
-
-    def answer(request: Request) -> Any:
-        found = handler(request)
-        return in_line(found) if iscoroutine(found) else found
+    async def answer(request: Request) -> Any:
+        async with walking:
+            return await cast(Coroutine[Any, Any, Any], handler(request))
 
     return answer
 

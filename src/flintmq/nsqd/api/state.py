@@ -12,7 +12,7 @@ Source: NSQ's HTTP API, Youzan's HTTP API.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -28,7 +28,7 @@ from flintmq.nsqd.figures import nsq, replicas, youzan
 from flintmq.nsqd.figures.collection import TopicFigures
 from flintmq.nsqd.figures.figures import Figures
 from flintmq.nsqd.identity import Identity
-from flintmq.nsqd.in_turns import PER_TURN, in_turns
+from flintmq.nsqd.in_turns import in_turns
 from flintmq.nsqd.node import Node
 from flintmq.nsqd.replica_figures import ClusterPart
 
@@ -67,17 +67,16 @@ class StateApi:
         """``/metrics``."""
         return exposition(await self._figures.families())
 
-    def stats(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
-        """``/stats``."""
+    async def stats(self, request: Request) -> Response:
+        """``/stats``; others get their turn between topics."""
         if self._style.is_youzans(request):
-            return self._youzans_stats(request)
-        topic, channel = request.query.get("topic", ""), request.query.get("channel", "")
-        topics, written = self._figures.topics(topic, channel), self._writer(request)
-        if self._figures.cluster is not None:
-            return self._stats_of_cluster(request, topics, written, self._figures.cluster)
-        if topic or len(self._topics) <= PER_TURN:
-            return self._stats_answer(request, [written(each) for each in topics])
-        return self._stats_in_turns(request, topics, written)
+            return await self._youzans_stats(request)
+        topics = self._figures.topics(request.query.get("topic", ""), request.query.get("channel", ""))
+        written = self._writer(request)
+        found = [written(topic) async for topic in in_turns(topics)]
+        if self._figures.cluster is None:
+            return self._stats_answer(request, found)
+        return await self._stats_of_cluster(request, found, self._figures.cluster)
 
     def _writer(self, request: Request) -> Callable[[TopicFigures], Any]:
         """Return what puts a topic into its final form: all that is left to be done at once is to join them."""
@@ -103,27 +102,14 @@ class StateApi:
 
         return text
 
-    async def _stats_in_turns(
-        self, request: Request, topics: Iterable[TopicFigures], written: Callable[[TopicFigures], Any]
-    ) -> Response:
-        """Answer with many topics, and let others have their turn meanwhile."""
-        return self._stats_answer(request, [written(topic) async for topic in in_turns(topics)])
-
-    async def _stats_of_cluster(
-        self,
-        request: Request,
-        topics: Iterable[TopicFigures],
-        written: Callable[[TopicFigures], Any],
-        part: ClusterPart,
-    ) -> Response:
+    async def _stats_of_cluster(self, request: Request, topics: list[Any], part: ClusterPart) -> Response:
         """Answer also with the copies of partitions that are here, led or not."""
-        found = [written(topic) async for topic in in_turns(topics)]
         copies = in_turns(part.replicas(request.query.get("topic", "")))
         if request.query.get("format") != "json":
             lines = [replicas.replica_text(each) async for each in copies]
-            return self._stats_answer(request, found, replicas.cluster_text(part.figures(), lines))
+            return self._stats_answer(request, topics, replicas.cluster_text(part.figures(), lines))
         rows = [msgspec.Raw(msgspec.json.encode(replicas.replica_row(each))) async for each in copies]
-        return self._stats_answer(request, found, replicas.cluster_row(part.figures(), rows))
+        return self._stats_answer(request, topics, replicas.cluster_row(part.figures(), rows))
 
     def _stats_answer(self, request: Request, topics: list[Any], cluster: Any = None) -> Response:
         identity, health = self._identity, self._node.state_of_health()
