@@ -233,8 +233,8 @@ def test_what_is_too_old_is_neither_delivered_nor_kept(nsqd: Nsqd, topic: str):
 
 def test_the_age_of_a_delayed_message_begins_when_it_is_due(nsqd: Nsqd, topic: str):
     created(nsqd, topic, ttl_ms=300)
-    with consumer(nsqd, topic) as connection:
-        connection.ok(dpub(topic, 600, b"later"))
+    with consumer(nsqd, topic) as connection, nsqd.connect() as producer:
+        producer.ok(dpub(topic, 600, b"later"))
         assert connection.message().body == b"later"
 
 
