@@ -36,6 +36,8 @@ _QUIET_S = 0.5
 _BACKLOG_BATCH = 1000
 _SEND_BUFFER_BYTES = 8 * 1024 * 1024
 _FLOOD_COUNT = 20_000
+_ASKERS = 100
+_REQUESTS_AHEAD = 16
 _PONG = b"\0\0\0\2OK"
 
 Is = Callable[[], bool]
@@ -335,7 +337,10 @@ class Heartbeats:
 def topics(
     ready: Ready, address: Address, http_address: Address, count: int, seconds: float, publishers: int = 4
 ) -> Figures:
-    """Publish to new topics in one burst, consume from each, ask for all of them again and again, delete them."""
+    """Publish to new topics in one burst, consume from each, ask for all of them again and again, delete them.
+
+    The second time that they are asked for it is by a hundred connections at the same time.
+    """
     names = [f"topic-{number:04d}" for number in range(count)]
     body = load.bodies(1, MESSAGE_BYTES)[0]
     connections = [load.connect(address, -1) for _ in range(publishers)]
@@ -358,6 +363,8 @@ def topics(
             call(http_address, "/stats?format=json", "GET")
             row["stats"] += 1
             heartbeats.answer(lambda: True, 0.25)
+    with phases.phase("watched by many") as row:
+        row["stats_bytes"] = _ask_at_once(http_address, "/stats?format=json", _ASKERS, seconds)
     heartbeats.close()
     with phases.phase("deleting"):
         connection_http = http.client.HTTPConnection(*http_address, timeout=load.SOCKET_TIMEOUT_S)
@@ -367,6 +374,26 @@ def topics(
             if response.read() or response.status != 200:
                 raise load.UnexpectedAnswer(f"/topic/delete: {response.status}")
     return phases.figures()
+
+
+def _ask_at_once(http_address: Address, path: str, count: int, seconds: float) -> int:
+    """Ask on many connections, each again and again, and read the answers away; how many bytes there were."""
+    sockets = [socket.create_connection(http_address, timeout=load.SOCKET_TIMEOUT_S) for _ in range(count)]
+    received, end = 0, time.monotonic() + seconds
+    with select.epoll() as poll:
+        by_fd = {each.fileno(): each for each in sockets}
+        for fd, each in by_fd.items():
+            each.sendall(f"GET {path} HTTP/1.1\r\nHost: nsqd\r\n\r\n".encode() * _REQUESTS_AHEAD)
+            poll.register(fd, select.EPOLLIN)
+        while (left := end - time.monotonic()) > 0:
+            for fd, _event in poll.poll(left):
+                data = by_fd[fd].recv(load.RECEIVE_BUFFER_BYTES)
+                if not data:
+                    raise load.UnexpectedAnswer("closed")
+                received += len(data)
+    for each in sockets:
+        each.close()
+    return received
 
 
 def _consumer_of(address: Address, topic: str) -> socket.socket:

@@ -327,7 +327,7 @@ def test_retries_end(nsqd):
     with pytest.raises(ConnectionFailed, match="closed by nsqd"):
         offsets_read(reader, tasks)
     nsqd.fail("FETCH", *["flip"] * 3)
-    with pytest.raises(RemoteProtocolError, match=r"damaged batches for t .* from 1: the CRC"):
+    with pytest.raises(RemoteProtocolError, match=r"damaged batches for t .* from 1: the batch behind the start: CRC"):
         offsets_read(reader, tasks)
 
 

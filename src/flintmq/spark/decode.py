@@ -230,14 +230,15 @@ def _read_runs(answer: memoryview) -> _Runs:
 
 def _what_is_wrong(answer: memoryview) -> BatchError:
     """Return what is wrong with the first damaged batch of an answer."""
-    position = 0
+    position, behind = 0, "the start"
     try:
         while position < len(answer):
             header = decode_header(answer, position)
             verify(answer, header, position)
             position += header.size
+            behind = f"message {header.end_sequence - 1}"
     except BatchError as error:
-        return error
+        return BatchError(f"the batch behind {behind}: {error}")
     return BatchError("a header that cannot be")
 
 

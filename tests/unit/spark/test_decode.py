@@ -183,9 +183,11 @@ def test_batches_that_nobody_writes_are_refused(stored, position, new, said):
     wrong = bytearray(stored)
     wrong[position : position + len(new)] = new
     wrong[68:72] = crc32(wrong[72:], crc32(wrong[:68])).to_bytes(4, "big")
-    for before in (b"", encode_batch(1, 0, STORED_NS, [b"sound"])):
-        with pytest.raises(BatchError, match=said):
+    for before, place in ((b"", "the start"), (encode_batch(4, 0, STORED_NS, [b"sound"] * 3), "message 6")):
+        with pytest.raises(BatchError, match=said) as caught:
             decode(before + bytes(wrong), 1, 9, 9)
+        if position < 72 and said != "do not fill":
+            assert str(caught.value).startswith(f"the batch behind {place}: ")
 
 
 def test_what_is_wrong_is_said_of_the_first_batch_that_is():
