@@ -383,13 +383,13 @@ def _ask_at_once(http_address: Address, path: str, count: int, seconds: float) -
     with select.epoll() as poll:
         by_fd = {each.fileno(): each for each in sockets}
         for fd, each in by_fd.items():
-            each.sendall(f"GET {path} HTTP/1.1\r\nHost: nsqd\r\n\r\n".encode() * _REQUESTS_AHEAD)
+            each.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode() * _REQUESTS_AHEAD)
             poll.register(fd, select.EPOLLIN)
         while (left := end - time.monotonic()) > 0:
             for fd, _event in poll.poll(left):
                 data = by_fd[fd].recv(load.RECEIVE_BUFFER_BYTES)
-                if not data:
-                    raise load.UnexpectedAnswer("closed")
+                if not data or data.startswith(b"HTTP/1.1 4"):
+                    raise load.UnexpectedAnswer(repr(data[:64]))
                 received += len(data)
     for each in sockets:
         each.close()
@@ -474,7 +474,7 @@ def flood_nsqd(ready: Ready, address: Address, http_address: Address, seconds: f
     floods = (
         ("pipelined PUBs", address, b"  V2", load.pub(topic, body) * _FLOOD_COUNT),
         ("FINs of unknown ids", address, b"  V2SUB flood-fin channel\nRDY 1\n", fins),
-        ("pipelined GET /ping", http_address, b"", b"GET /ping HTTP/1.1\r\nHost: nsqd\r\n\r\n" * _FLOOD_COUNT),
+        ("pipelined GET /ping", http_address, b"", b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n" * _FLOOD_COUNT),
     )
     return _floods(ready, floods, seconds)
 
