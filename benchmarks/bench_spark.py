@@ -69,11 +69,11 @@ class Bench:
 
     def cpu_s(self) -> float:
         """CPU seconds of nsqd, the JVM and all its Python workers so far."""
-        return self.daemon.cpu_s() + tree_cpu_s(self.jvm_id)
+        return self.daemon.cpu_s() + sum(tree_cpu_s(self.jvm_id))
 
     def python_cpu_s(self) -> float:
         """The part of the Python workers."""
-        return tree_cpu_s(self.jvm_id) - own_cpu_s(self.jvm_id)
+        return tree_cpu_s(self.jvm_id)[1]
 
     def prepare(self) -> None:
         """Publish, and write the same rows to Parquet."""
@@ -120,30 +120,29 @@ class Bench:
         return rows / sum(entry["durationMs"]["triggerExecution"] for entry in done) * 1000
 
 
-def tree_cpu_s(root: int) -> float:
-    """CPU seconds of a process and its descendants, the ended ones included once they were waited for."""
+def tree_cpu_s(root: int) -> tuple[float, float]:
+    """CPU seconds of a process, and of its descendants, the ended ones included once they were waited for."""
     parents: dict[int, int] = {}
-    ticks: dict[int, int] = {}
+    own: dict[int, int] = {}
+    ended: dict[int, int] = {}
     for directory in Path("/proc").iterdir():
         if directory.name.isdecimal():
             try:
                 fields = (directory / "stat").read_text().rpartition(")")[2].split()
             except OSError:  # it has just ended
                 continue
-            parents[int(directory.name)] = int(fields[1])
-            ticks[int(directory.name)] = sum(map(int, fields[11:15]))
+            process = int(directory.name)
+            parents[process] = int(fields[1])
+            own[process] = sum(map(int, fields[11:13]))
+            ended[process] = sum(map(int, fields[13:15]))
     tree: set[int] = set()
     found = {root}
     while found:
         tree |= found
         found = {process for process, parent in parents.items() if parent in tree} - tree
-    return sum(ticks.get(process, 0) for process in tree) / os.sysconf("SC_CLK_TCK")
-
-
-def own_cpu_s(process: int) -> float:
-    """CPU seconds of a process without its descendants."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    descendants = sum(own.get(process, 0) for process in tree - {root}) + sum(ended.get(process, 0) for process in tree)
+    ticks_per_s = os.sysconf("SC_CLK_TCK")
+    return own.get(root, 0) / ticks_per_s, descendants / ticks_per_s
 
 
 def publish(address: str, topic: str, count: int) -> None:

@@ -59,18 +59,25 @@ from flintmq.spark.broker import PAD_BYTES
 from flintmq.spark.headers import HeaderMaps
 from flintmq.spark.schema import arrow_schema
 
-_PAYLOAD_SIZE = Struct(">I")
-_PAYLOAD_SIZE_POSITION = 8
-_CRC_POSITION = HEADER_BYTES - 4
 _HEADER = np.dtype(
-    {
-        "names": ["magic", "version", "flags", "prefix_bytes", "payload_size", "count", "first_id", "crc"],
-        "formats": ["S4", "u1", "u1", ">u2", ">u4", ">u4", ">u8", ">u4"],
-        "offsets": [0, 4, 5, 6, _PAYLOAD_SIZE_POSITION, 12, 16, _CRC_POSITION],
-        "itemsize": HEADER_BYTES,
-    }
+    [
+        ("magic", "S4"),
+        ("version", "u1"),
+        ("flags", "u1"),
+        ("prefix_bytes", ">u2"),
+        ("payload_size", ">u4"),
+        ("count", ">u4"),
+        ("first_id", ">u8"),
+        ("not_needed_here", "V44"),
+        ("crc", ">u4"),
+    ]
 )
-"""Of a batch: the fields that are needed here."""
+"""The header of a batch, as :mod:`flintmq.batch` shows it."""
+assert _HEADER.itemsize == HEADER_BYTES and _HEADER.fields is not None
+_PAYLOAD_SIZE = Struct(">I")
+_PAYLOAD_SIZE_POSITION = _HEADER.fields["payload_size"][1]
+_CRC_POSITION = _HEADER.fields["crc"][1]
+
 _HEAD_POSITION = 8  # of the timestamp
 _HEAD = np.dtype(
     {
@@ -214,7 +221,6 @@ def _read_runs(answer: memoryview) -> _Runs:
     if (strides * counts != frame_bytes)[is_uniform].any():
         raise BatchError("frames of one size do not fill their batch")
     first_ids = headers["first_id"].astype(np.int64)
-    ends = np.cumsum(counts)
     return _Runs(
         counts,
         at + HEADER_BYTES + prefixes + tables,
@@ -223,7 +229,7 @@ def _read_runs(answer: memoryview) -> _Runs:
         first_ids & SEQUENCE_MAX,
         first_ids,
         flags & np.uint8(LAYOUT_FLAGS),
-        ends - counts,
+        np.cumsum(counts) - counts,
         int(counts.sum()),
     )
 

@@ -344,7 +344,7 @@ def publish(
 
 @lru_cache(maxsize=4096)
 def _line_to(row: Command, topic: str, partition: int | None) -> bytes:
-    """Return the line of a publish that names a place and nothing else."""
+    """Return a line that names a place and nothing else."""
     return row.line(topic, partition)
 
 
@@ -460,13 +460,7 @@ def fetch(
     """
     if not is_verified:
         bytes_max |= FETCH_UNVERIFIED
-    return _fetch_line(topic, partition) + FETCH_BODY.pack(start, end, bytes_max, epoch)
-
-
-@lru_cache(maxsize=256)
-def _fetch_line(topic: str, partition: int) -> bytes:
-    """Write the line; whoever reads a partition asks for it again and again."""
-    return COMMANDS["FETCH"].line(topic, partition)
+    return _line_to(COMMANDS["FETCH"], topic, partition) + FETCH_BODY.pack(start, end, bytes_max, epoch)
 
 
 def cursor(topic: str, channel: str, partition: int, sequence: int) -> bytes:
