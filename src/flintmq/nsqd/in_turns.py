@@ -13,11 +13,13 @@ from typing import TypeVar
 Item = TypeVar("Item")
 
 PER_TURN = 20  # topics that are looked at before others get a turn
+REST_S = 0.001
+"""For others, behind each turn: beside a loop that is never idle the thread that syncs waits for the interpreter."""
 
 
 async def in_turns(items: Iterable[Item]) -> AsyncIterator[Item]:
-    """Yield items, and let others have a turn behind every :data:`PER_TURN` of them."""
+    """Yield items, and rest behind every :data:`PER_TURN` of them."""
     for number, item in enumerate(items, 1):
         yield item
         if number % PER_TURN == 0:
-            await asyncio.sleep(0)
+            await asyncio.sleep(REST_S)
