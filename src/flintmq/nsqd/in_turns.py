@@ -13,8 +13,7 @@ from typing import TypeVar
 Item = TypeVar("Item")
 
 PER_TURN = 20  # topics that are looked at before others get a turn
-REST_S = 0.001
-"""For others, behind each turn: beside a loop that is never idle the thread that syncs waits for the interpreter."""
+_REST_S = 0.001
 
 
 async def in_turns(items: Iterable[Item]) -> AsyncIterator[Item]:
@@ -22,4 +21,9 @@ async def in_turns(items: Iterable[Item]) -> AsyncIterator[Item]:
     for number, item in enumerate(items, 1):
         yield item
         if number % PER_TURN == 0:
-            await asyncio.sleep(REST_S)
+            await rest()
+
+
+async def rest() -> None:
+    """Leave the loop to others for a moment: beside one that is never idle the thread that syncs waits for Python."""
+    await asyncio.sleep(_REST_S)

@@ -57,6 +57,7 @@ from flintmq.nsqd.api.arguments import (
 )
 from flintmq.nsqd.api.route import TOPIC_ADMIN, TOPIC_READ, Route
 from flintmq.nsqd.client import Client
+from flintmq.nsqd.in_turns import rest
 from flintmq.nsqd.node import Node
 from flintmq.storage import ChannelStore
 
@@ -159,7 +160,7 @@ class MessagesApi:
         for seen_count, found in enumerate(islice(looks, count), 1):
             yield found
             if seen_count % _READS_PER_TURN == 0:
-                await asyncio.sleep(0)
+                await rest()
                 if partition.is_deleted:
                     return
 

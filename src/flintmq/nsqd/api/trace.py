@@ -14,7 +14,6 @@ Source: Youzan's HTTP API (``/message/trace/enable``), Youzan's message tracing.
 
 from __future__ import annotations
 
-import asyncio
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -32,6 +31,7 @@ from flintmq.net.http_messages import HttpError, PendingResponse, Request, Respo
 from flintmq.nsqd.api.answers import when
 from flintmq.nsqd.api.arguments import channel_of, found_topic, message_id_of, number_within, topic_name
 from flintmq.nsqd.api.route import TOPIC_ADMIN, TOPIC_READ, Route
+from flintmq.nsqd.in_turns import rest
 from flintmq.nsqd.node import Node
 from flintmq.nsqd.tracing import ALL, OFF, PUB, TRACED, Event
 from flintmq.settings import BadSetting
@@ -213,7 +213,7 @@ async def _look_at(partition: Partition, first: int, end: int, wanted: _Search) 
                 wanted.oldest_ns = batch.header.timestamp_min
             first = min(first, batch.first)
             found += _matches(batch, needle, end, wanted)
-        await asyncio.sleep(0)
+        await rest()
     wanted.searched_bytes += size
     wanted.add(found)
     return size, first
