@@ -14,8 +14,8 @@ Output that a peer does not read is what one client can make grow at the expense
   those that do, however many they are, and those that answer and then do not read cannot use up all of it;
 - at the whole share deliveries wait; their messages stay in the log.
 
-Who reads a log by offset is given what a connection may hold up to 5/6 of the share, and up to all of it when its
-request goes on where its last answer said, which it has read then; beyond that its requests wait.
+Who reads a log by offset is answered by the same rules: beyond half of the share a request that goes on where the last
+answer said shows that this one was read, and others wait until their connection has answered the heartbeat.
 
 While somebody waits who shows that it reads, connections that do not are closed in the end, those that hold most first.
 
@@ -114,14 +114,13 @@ class Budget:
     Attributes:
         output_max_bytes, ephemeral_max_bytes, publishing_max_bytes, caches_max_bytes, deferred_max_bytes: the shares.
         output_short_bytes: of unwritten output, beyond which it is given out one delivery at a time.
-        newcomers_max_bytes: of unwritten output, up to which it is given to those that have only answered a heartbeat,
-            or ask for stored batches.
+        newcomers_max_bytes: of unwritten output, up to which it is given to those that have only answered a heartbeat.
         output_bytes: unwritten output of all connections: put into an output, or in a transport.
         ephemeral_bytes: logs of ephemeral topics.
         holders: connections with counted output.
         held_back: connections that could take more, and have to wait because they have not shown that they read.
         to_ask: those of them that have not been asked yet whether they do.
-        newcomers: connections that have answered, or asked for stored batches, and wait until there is room for them.
+        newcomers: connections that have shown that they read, and wait until there is room for them.
         waiting: channels that would deliver if there were memory.
         receiving_bytes: of bodies that are not complete, of all connections.
         receiving_short_bytes: half of their share; beyond it those that have sent a part are not read unless they have
@@ -188,9 +187,25 @@ class Budget:
         Args:
             owner: its connection.
         """
-        if reader.has_finished:
+        return reader.has_finished or self._gives_new(owner, reader.has_answered)
+
+    def may_answer(self, owner: object, has_read: bool, has_answered: bool) -> bool:
+        """Whether a connection may be given a large answer now; when not, it is noted as by :meth:`gives`.
+
+        Args:
+            has_read: whether its request shows that it has read the answer before.
+            has_answered: whether it has shown that it reads since it was given that.
+        """
+        if not self.is_short:
             return True
-        if reader.has_answered:
+        if not has_read:
+            return self._gives_new(owner, has_answered)
+        if self.is_full:
+            self.newcomers[owner] = None
+        return not self.is_full
+
+    def _gives_new(self, owner: object, has_answered: bool) -> bool:
+        if has_answered:
             if self.output_bytes < self.newcomers_max_bytes:
                 return True
             self.newcomers[owner] = None
@@ -198,16 +213,10 @@ class Budget:
             self.held_back[owner] = self.to_ask[owner] = None
         return False
 
-    def may_answer(self, owner: object, has_read: bool) -> bool:
-        """Whether a connection may be given a large answer now; when not, it is noted, to go on when there is room.
-
-        Args:
-            has_read: whether it shows that it has read the one before.
-        """
-        if self.output_bytes < (self.output_max_bytes if has_read else self.newcomers_max_bytes):
-            return True
-        self.newcomers[owner] = None
-        return False
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a connection waits for what others use now."""
+        return bool(self.held_back or self.newcomers)
 
     def forget(self, owner: object) -> None:
         """Forget that a connection waits: it is gone, or is to be looked at again."""

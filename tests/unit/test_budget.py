@@ -1,5 +1,7 @@
 """The memory that clients can make a daemon use: what is counted, and who holds it."""
 
+import pytest
+
 from flintmq.budget import COUNTED_BYTES, NO_LIMIT_BYTES, READ_BYTES, Budget, InputMeter, OutputMeter
 
 
@@ -40,13 +42,30 @@ def test_short_is_beyond_half_and_full_is_the_share():
     assert seen == [(False, False), (False, False), (True, False), (True, False), (True, True)]
 
 
-def test_who_shows_that_it_has_read_is_answered_up_to_the_whole_share():
+@pytest.mark.parametrize(
+    ("used", "silent", "new", "reads"),
+    [
+        (300, True, True, True),
+        (301, False, True, True),
+        (499, False, True, True),
+        (500, False, False, True),
+        (599, False, False, True),
+        (600, False, False, False),
+    ],
+)
+def test_large_answers_are_given_by_what_is_known_of_who_asks(used: int, silent: bool, new: bool, reads: bool):
+    """``silent`` has shown nothing, ``new`` has answered a heartbeat, ``reads`` has read the answer before."""
     budget = Budget(1600)
-    for used, new, reads in ((499, True, True), (500, False, True), (599, False, True), (600, False, False)):
-        budget.output_bytes = used
-        assert (budget.may_answer("new", False), budget.may_answer("reads", True)) == (new, reads)
-        assert budget.newcomers == dict.fromkeys([name for name, may in (("new", new), ("reads", reads)) if not may])
-        budget.newcomers.clear()
+    budget.output_bytes = used
+    assert budget.may_answer("silent", has_read=False, has_answered=False) is silent
+    assert budget.may_answer("new", has_read=False, has_answered=True) is new
+    assert budget.may_answer("reads", has_read=True, has_answered=False) is reads
+    assert list(budget.newcomers) == [name for name, may in (("new", new), ("reads", reads)) if not may]
+    assert list(budget.held_back) == list(budget.to_ask) == ([] if silent else ["silent"])
+    assert budget.has_waiting is not silent
+    for each in ("silent", "new", "reads"):
+        budget.forget(each)
+    assert not budget.has_waiting
 
 
 def test_a_connection_holds_what_its_transport_has_not_written():

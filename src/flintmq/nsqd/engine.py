@@ -143,7 +143,7 @@ class Engine:
             self._start_creating()
         if broker.has_metadata or broker.is_flush_urgent:
             self._flush_wanted.set()
-        if self._budget.output_bytes > self._budget.output_short_bytes:
+        if self._budget.output_bytes > self._budget.output_short_bytes or self._budget.has_waiting:
             self._memory.begin()
         outputs, self._outputs = self._outputs, {}
         if self._late_outputs or len(outputs) > _OUTPUTS_MAX:

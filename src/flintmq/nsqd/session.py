@@ -78,6 +78,7 @@ log = logging.getLogger(__name__)
 
 _STATE_NUMBERS = {wire.INIT: 0, wire.SUBSCRIBED: 3, wire.CLOSING: 4, wire.BROKEN: 4}
 _SMALL_READ_BYTES = 2048  # what is read at once and holds one command is not timed
+_HEARD_MAX = 64  # commands kept of a client that waits for memory before it is read no more
 _FAILING_RUN_MAX = 128  # FINs looked at at once behind some that failed, because each of these has an answer of its own
 _LARGE_BYTES = 64 * 1024  # an answer that is not copied to be written with its head
 _NEW_TOPIC_BYTES = 1024  # memory of a publish and a topic beside its bodies, about
@@ -128,6 +129,7 @@ class Session(Client, asyncio.Protocol):
         self._new_topic_bytes = 0  # that wait with it
         self._has_commanded = False
         self._is_asked = False  # whether it reads
+        self._has_answered = False  # that it does, since it was answered a FETCH
         self._fetched_to = -1  # where the last answer to FETCH told it to go on
         self._waits_for_memory = False  # to be answered a FETCH
         self._is_finished = False
@@ -175,7 +177,6 @@ class Session(Client, asyncio.Protocol):
         self._transport = self._layers = None
         self.meter.close()
         self.input_meter.close()
-        self.budget.forget(self)
         self._slots.clear()
         self._waiting.clear()
         self.out.clear()
@@ -192,7 +193,9 @@ class Session(Client, asyncio.Protocol):
             began_ns = self._now_ns()
             self.engine.received_bytes += len(data)
         events = self.parser.receive_data(data)
-        if self._waiting:
+        if self._waits_for_memory:
+            self._hear(events, len(data))
+        elif self._waiting:
             self._waiting.extend(events)
         elif events or began_ns:
             self._execute(events, began_ns)
@@ -204,6 +207,20 @@ class Session(Client, asyncio.Protocol):
         held_bytes, meter = self.parser.held_bytes, self.input_meter
         if held_bytes >= COUNTED_BYTES or meter.held_bytes:
             meter.hold(held_bytes)
+
+    def _hear(self, events: list[wire.Event], size_bytes: int) -> None:
+        """Take what comes while the client waits for memory: whether it reads, and little else."""
+        commands = [event for event in events if not isinstance(event, wire.Nop)]
+        self._waiting.extend(commands)
+        if self._is_asked and len(commands) < len(events):
+            self._has_read()
+        if (size_bytes > _SMALL_READ_BYTES or not self._is_heard) and self._transport is not None:
+            self._transport.pause_reading()
+
+    @property
+    def _is_heard(self) -> bool:
+        """Whether a client that waits for memory is read, so that it can show that it reads."""
+        return self._waits_for_memory and len(self._waiting) <= _HEARD_MAX and not self._is_write_paused
 
     @property
     def has_published(self) -> bool:
@@ -264,7 +281,9 @@ class Session(Client, asyncio.Protocol):
             return
         if self.subscription is not None:
             self._update_room(transport.get_write_buffer_size())
-        if not self._must_wait():
+        if self._is_heard:
+            transport.resume_reading()
+        elif not self._must_wait():
             self.engine.turns.later(self)
 
     def flush(self) -> None:
@@ -319,9 +338,17 @@ class Session(Client, asyncio.Protocol):
         self.meter.look(unwritten_bytes, now_s)
         if self.subscription is not None:
             self._update_room(unwritten_bytes)
-        if self._waits_for_memory and self.budget.output_bytes < self.budget.newcomers_max_bytes:
+        self._look_at_memory()
+
+    def _look_at_memory(self) -> None:
+        """Answer a FETCH that has waited for memory, if there is enough for this client."""
+        if self._waits_for_memory and self._may_be_answered(self._waiting[0]):
             self._waits_for_memory = False
             self.engine.turns.later(self)
+
+    def _may_be_answered(self, fetch: wire.Event) -> bool:
+        assert isinstance(fetch, wire.Fetch)
+        return self.budget.may_answer(self, fetch.start == self._fetched_to, self._has_answered)
 
     def _update_room(self, unwritten_bytes: int) -> None:
         subscription = self.subscription
@@ -345,10 +372,12 @@ class Session(Client, asyncio.Protocol):
     def _has_read(self) -> None:
         """The client was asked whether it reads, and has sent what shows it."""
         self._is_asked = False
+        self._has_answered = True
+        self.budget.forget(self)
         if self.subscription is not None and self._transport is not None:
-            self.budget.forget(self)
             self.subscription.has_answered = True
             self._update_room(self._transport.get_write_buffer_size())
+        self._look_at_memory()
 
     # -- deadlines -------------------------------------------------------------------------------------------------
 
@@ -418,9 +447,11 @@ class Session(Client, asyncio.Protocol):
     def _end_input(self) -> None:
         """Take no more commands and deliver nothing more; what the client holds is queued again at once."""
         self._is_finished = True
+        self._waits_for_memory = False
         if self.subscription is not None and self.channel is not None:
             self.budget.output_bytes -= self.subscription.take_put_bytes()
             self._subscribing.unsubscribe(self)
+        self.budget.forget(self)
 
     def look_up_again(self) -> None:
         """Look at the next publish closely: where the last one went may take none now."""
@@ -556,7 +587,7 @@ class Session(Client, asyncio.Protocol):
         if began_ns:
             self._slice_left_ns -= self._now_ns() - began_ns
             is_over = is_over or self._slice_left_ns <= 0 or self.engine.is_crowded
-        if (is_over or self._waiting or parser.has_more) and self._transport is not None:
+        if (is_over or self._waiting or parser.has_more) and self._transport is not None and not self._is_heard:
             self._transport.pause_reading()
             if not self._must_wait():
                 self.engine.turns.later(self)
@@ -1062,11 +1093,12 @@ class Session(Client, asyncio.Protocol):
         try:
             if self._leadership is not None:
                 self._leadership.check_read("FETCH", event.topic, event.partition)
-            if not self.budget.may_answer(self, event.start == self._fetched_to):
+            if not self._may_be_answered(event):
                 self._waits_for_memory = True
                 self._waiting.appendleft(event)
                 self.engine.schedule()
                 return
+            self._has_answered = False
             data, self._fetched_to = fetch(self.engine.broker, event)
             frame = fetched_frame(data, self._fetched_to)
             if self._slots:
