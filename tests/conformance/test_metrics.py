@@ -11,7 +11,7 @@ from tests.conformance.conftest import quick_flags
 from tests.conformance.http_helpers import assert_refused
 from tests.integration.daemons import Daemons, Nsqd, pub, wait_until
 
-pytestmark = [pytest.mark.improvement, pytest.mark.usefixtures("started_anew")]  # upstream answers 404
+pytestmark = pytest.mark.improvement  # upstream answers 404
 
 Samples = dict[str, dict[tuple[tuple[str, str], ...], float]]
 PREFIX = "flintmq_nsqd_"

@@ -19,8 +19,6 @@ from tests.conformance.daemon_helpers import (
 )
 from tests.integration.daemons import Nsqlookupd, sized, wait_until
 
-pytestmark = pytest.mark.usefixtures("started_anew")
-
 LONGEST_NAME = "n" * 64
 BAD_NAMES = {
     "empty": "",

@@ -29,8 +29,6 @@ from tests.integration.daemons import (
 )
 from tests.integration.test_statsd import StatsdServer
 
-pytestmark = pytest.mark.usefixtures("started_anew")
-
 improvement = pytest.mark.improvement
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

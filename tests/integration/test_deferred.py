@@ -22,8 +22,6 @@ from tests.old_database import make_older
 
 from flintmq.limits import WINDOW_DEFERRED_MAX
 
-pytestmark = pytest.mark.usefixtures("started_anew")
-
 BATCH = 100
 MANY = 2 * WINDOW_DEFERRED_MAX
 HOUR_MS = 3_600_000

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from tests.integration.daemons import Closed, Daemons, Nsqd, pub, wait_until
 
-pytestmark = pytest.mark.usefixtures("started_anew")
-
 TOPICS = [f"topic_{number:03d}" for number in range(240)]
 CHANNELS = ("a", "b", "c")
 CONSUMED = TOPICS[::40]  # these finish their first message in channel a

@@ -21,8 +21,6 @@ from tests.integration.daemons import ERROR, SOURCES, Connection, Daemons, Nsqd,
 from tests.integration.load import Consumer, Numbers, Publisher, body_of, broken, check, drain, held, number_of
 from tests.integration.mounts import Mount, mounted_tmpfs, needs_root
 
-pytestmark = pytest.mark.usefixtures("started_anew")
-
 MEBIBYTE = 1024 * 1024
 RESERVE_BYTES = 64 * MEBIBYTE  # kept free for the progress of consumers; publishing stops before
 BATCH_HEADER_BYTES = 72

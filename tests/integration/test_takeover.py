@@ -19,8 +19,6 @@ from tests.integration.daemons import Daemons, Message, Nsqd, req, wait_until
 from tests.integration.load import body_of, drain
 from tests.nsq_files import Queued, bodies, meta, nsqd_dat, numbered, queue_files, write_path
 
-pytestmark = pytest.mark.usefixtures("started_anew")
-
 ARCHIVE = "nsq-data-before-flintmq"
 MIB = 1024 * 1024
 CHANGED = "WARNING: nsqd.dat is not as this nsqd wrote it, which changes: "

@@ -36,10 +36,7 @@ POLICIES = ("", "require", "require-verify")
 ADMITTED = {"": set(KINDS), "require": set(KINDS) - {"none"}, "require-verify": {"good"}}
 LAYERS = [(False, ""), (False, "deflate"), (False, "snappy"), (True, ""), (True, "deflate"), (True, "snappy")]
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.usefixtures("started_anew"),
-]  # old versions of TLS are used on purpose
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # old versions of TLS are used on purpose
 
 
 @pytest.fixture(scope="module")
