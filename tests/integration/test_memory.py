@@ -116,7 +116,7 @@ def test_who_does_not_read_is_closed_when_others_wait(small: Nsqd):
     """All memory is used up by those that read once and do so no more: who comes and reads has its turn in the end."""
     with contextlib.ExitStack() as stack:
         small.publish("t", b"first")
-        for number in range(60):
+        for number in range(30):
             stuck = stack.enter_context(small.connect(receive_buffer_bytes=4096))
             small.post(f"/channel/create?topic=t&channel=c{number}")
             stuck.subscribe("t", f"c{number}", rdy_count=100)

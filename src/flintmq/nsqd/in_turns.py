@@ -1,7 +1,7 @@
 """Looking at very many things without making everybody wait.
 
-Requests that do so wait for each other (``is_walk`` in :mod:`flintmq.nsqd.api.route`), so that a turn of the loop is
-lengthened by one of them, however many there are.
+Requests that do so wait for each other (:mod:`flintmq.nsqd.api.walks`), so that a turn of the loop is lengthened by one
+of them, however many there are.
 """
 
 from __future__ import annotations

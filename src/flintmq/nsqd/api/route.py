@@ -5,18 +5,18 @@ Source: NSQ's HTTP API, Youzan's nsqlookupd.
 
 from __future__ import annotations
 
-from asyncio import Lock
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from inspect import iscoroutine
-from typing import Any, cast
+from typing import Any
 
 from flintmq.net.http_auth import ADMIN, PUBLISH, READ, Needs, needs
 from flintmq.net.http_envelope import Style
 from flintmq.net.http_messages import HttpError, Request
 from flintmq.net.http_router import BODY_LIMIT_BYTES, Handler, Router
 from flintmq.nsqd.api.arguments import NotHere
+from flintmq.nsqd.api.walks import Walks
 from flintmq.wire.server import ServerLimits
 
 TOPIC_PUBLISH = needs(PUBLISH, by_topic=True)
@@ -44,7 +44,8 @@ class Route:
         form: that answers always have otherwise; None for NSQ's.
         is_plain: errors are bare text.
         is_logged: one line of the log for each.
-        is_walk: it may look at all topics; such requests wait for each other, so that others wait for one of them.
+        is_walk: it may look at all topics, see :mod:`flintmq.nsqd.api.walks`; its handler is a coroutine function whose
+            answer depends on path and query alone.
     """
 
     method: str
@@ -81,16 +82,6 @@ def _at_its_leader(handler: Handler, led_elsewhere: Callable[[NotHere], HttpErro
     return answer
 
 
-def _one_after_the_other(handler: Handler, walking: Lock) -> Handler:
-    """Have requests wait for those before them; ``handler`` is a coroutine function."""
-
-    async def answer(request: Request) -> Any:
-        async with walking:
-            return await cast(Coroutine[Any, Any, Any], handler(request))
-
-    return answer
-
-
 def add_routes(
     router: Router,
     room: object,
@@ -98,18 +89,17 @@ def add_routes(
     limits: ServerLimits,
     style: Style,
     led_elsewhere: Callable[[NotHere], HttpError],
-    walking: Lock,
+    walks: Walks,
 ) -> None:
     """Have a room answer the requests of its rows.
 
     Args:
-        walking: held while a request looks at all topics.
+        walks: in which requests stand that may look at all topics.
         led_elsewhere: says what is answered about a topic or partition that is not here.
     """
     for row in rows:
-        handler: Handler = partial(row.handler, room)
-        if row.is_walk:
-            handler = _one_after_the_other(handler, walking)
+        answer = partial(row.handler, room)
+        handler: Handler = partial(walks.answer, answer) if row.is_walk else answer
         router.add(
             row.method,
             row.path,
