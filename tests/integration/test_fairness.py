@@ -7,6 +7,7 @@ How long it takes is the business of benchmarks/bench_fairness.py.
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import threading
 import time
@@ -197,3 +198,20 @@ def test_a_pipeline_of_requests_is_answered_in_order(either: Nsqd):
             received += fresh
     assert received.count(b"HTTP/1.1 200 OK") == count
     assert received.rindex(b"HTTP/1.1 404") > received.rindex(b"HTTP/1.1 200")
+
+
+def test_a_scrape_waits_for_one_request_of_another_address_and_not_for_all(either: Nsqd):
+    """200 connections of one address ask for all of 300 topics, each a little differently."""
+    names = [f"t{number}" for number in range(300)]
+    with either.connect() as publisher:
+        publisher.ok(b"".join(pub(name, b"x") for name in names), count=len(names))
+    with contextlib.ExitStack() as stack:
+        asking = [
+            stack.enter_context(socket.create_connection(either.http, PATIENCE_S, ("127.0.0.2", 0))) for _ in range(200)
+        ]
+        for number, each in enumerate(asking):
+            each.sendall(b"GET /stats?format=json%b HTTP/1.1\r\nHost: localhost\r\n\r\n" % (b"&" * number))
+        assert asking[0].recv(15) == b"HTTP/1.1 200 OK"  # they stand in line
+        assert b'flintmq_nsqd_topic_messages_total{topic="t299"}' in either.request("GET", "/metrics").body
+        answered, _, _ = select.select(asking, [], [], 0)
+        assert len(answered) < len(asking) // 2
