@@ -212,6 +212,28 @@ def test_who_asks_for_stored_batches_says_that_it_reads_and_does_not_is_closed_f
         assert closed_count(small) > 0
 
 
+def test_who_peeks_and_does_not_read_uses_no_more_than_the_budget(small: Nsqd):
+    """60 connections of one address ask for 4 MB of messages each and read nothing: who reads is answered."""
+    small.post("/topic/create?topic=t")
+    small.post("/channel/create?topic=t&channel=c")
+    for _ in range(4):
+        small.publish("t", b"x" * len(BODY))
+    look = "/channel/peek?topic=t&channel=c&max_body=1048576"
+    before = small.resident_bytes()
+    with contextlib.ExitStack() as stack:
+        for number in range(60):
+            stuck = stack.enter_context(socket.socket())
+            stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            stuck.bind(("127.0.0.2", 0))
+            stuck.connect(small.http)
+            stuck.sendall(b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % (look.encode() + b"&" * number))
+        wait_until(lambda: used(small, "output") >= OUTPUT_BYTES, "all memory for output is used")
+        assert len(small.get(look)["messages"]) == 4
+        assert used(small, "output") < OUTPUT_BYTES + 2 * 5 * MEBIBYTE
+        assert small.resident_bytes() - before < BUDGET_BYTES
+        assert closed_count(small) > 0, "there was room for it when some were closed"
+
+
 def begin_to_fetch(reader: Connection) -> tuple[bytes, int, int]:
     """Fetch the first 4 MiB of a topic: the command for it, where the log ends, and where to go on."""
     reader.send(offsets("t"))

@@ -1,6 +1,6 @@
 """Looking at very many things without making everybody wait.
 
-Requests that do so wait for each other (:mod:`flintmq.nsqd.api.walks`), so that a turn of the loop is lengthened by one
+Requests that do so wait for each other (:mod:`flintmq.nsqd.api.lines`), so that a turn of the loop is lengthened by one
 of them, however many there are.
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flintmq.net.http_messages import HttpError, Request, Response, json_response
-from flintmq.nsqd.api.route import ALL_ADMIN, ALL_READ, Route
+from flintmq.nsqd.api.route import ALL_ADMIN, ALL_READ, WALKS, Route
 from flintmq.nsqd.drain import Drain
 from flintmq.options import parse_duration_ns
 
@@ -37,7 +37,7 @@ class DrainApi:
 
 
 ROUTES = (
-    Route("GET", "/drain", ALL_READ, DrainApi.show, is_walk=True),
+    Route("GET", "/drain", ALL_READ, DrainApi.show, line=WALKS),
     Route("POST", "/drain", ALL_ADMIN, DrainApi.begin, ("timeout",)),
     Route("DELETE", "/drain", ALL_ADMIN, DrainApi.end),
 )

@@ -23,6 +23,8 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
+import msgspec
+
 from flintmq.broker import peek
 from flintmq.broker.broker import ChannelNotFound
 from flintmq.broker.channel import Channel
@@ -55,7 +57,7 @@ from flintmq.nsqd.api.arguments import (
     partitions_of,
     topic_of,
 )
-from flintmq.nsqd.api.route import TOPIC_ADMIN, TOPIC_READ, Route
+from flintmq.nsqd.api.route import LARGE, TOPIC_ADMIN, TOPIC_READ, Route
 from flintmq.nsqd.client import Client
 from flintmq.nsqd.in_turns import rest
 from flintmq.nsqd.node import Node
@@ -68,6 +70,7 @@ _BODY_BYTES_MAX = 1024 * 1024  # of one body of a look
 _BODY_BYTES = 4096
 _BODIES_BYTES_MAX = 4 * 1024 * 1024  # of all bodies of a look; what is beyond comes without
 _READS_PER_TURN = 4
+_BYTES_PER_TURN = 256 * 1024
 _UTF8_SIZE_MAX = 4
 _WHATS = ("next", "in_flight", "deferred")
 
@@ -125,7 +128,7 @@ class MessagesApi:
         count = number_within(request, "count", _PEEK_COUNT, 1, _PEEK_COUNT_MAX)
         body_bytes = number_within(request, "max_body", _BODY_BYTES, 0, _BODY_BYTES_MAX)
         look_bytes = body_bytes + (HEADERS.size + HEADERS_SIZE_MAX if topic.meta.extend_support else 0)
-        rows: list[dict[str, Any]] = []
+        rows: list[msgspec.Raw] = []
         left = _BODIES_BYTES_MAX
         for partition in partitions_of(request, topic):
             channel = partition.channels.get(name)
@@ -138,7 +141,7 @@ class MessagesApi:
                     message["body_size"] = found.size - _body_at(found, has_headers)
                     row = self._row(message, partition.number, found, what)
                     left -= min(body_bytes, found.size)
-                    rows.append(row)
+                    rows.append(msgspec.Raw(msgspec.json.encode(row)))
             except StorageError as error:
                 raise HttpError(503, str(error)) from None
             if len(rows) >= count:
@@ -157,9 +160,13 @@ class MessagesApi:
             looks = peek.next_messages(channel, count, body_bytes, now_ns)
         else:
             looks = peek.in_flight_messages(channel, count, body_bytes)
-        for seen_count, found in enumerate(islice(looks, count), 1):
+        seen_count = seen_bytes = 0
+        for found in islice(looks, count):
             yield found
-            if seen_count % _READS_PER_TURN == 0:
+            seen_count += 1
+            seen_bytes += len(found.head)
+            if seen_count == _READS_PER_TURN or seen_bytes >= _BYTES_PER_TURN:
+                seen_count = seen_bytes = 0
                 await rest()
                 if partition.is_deleted:
                     return
@@ -377,8 +384,9 @@ def _text_of(body: bytes, is_cut: bool) -> tuple[str, bool]:
 _PART = ("topic", "channel", "partition")
 ROUTES = (
     Route("GET", "/message/get", TOPIC_READ, MessagesApi.get,
-          ("topic", "partition", "search_mode", "search_pos", "needext")),
-    Route("GET", "/channel/peek", TOPIC_READ, MessagesApi.peek_channel, (*_PART, "what", "count", "max_body")),
+          ("topic", "partition", "search_mode", "search_pos", "needext"), line=LARGE),
+    Route("GET", "/channel/peek", TOPIC_READ, MessagesApi.peek_channel, (*_PART, "what", "count", "max_body"),
+          line=LARGE),
     Route("POST", "/channel/setoffset", TOPIC_ADMIN, MessagesApi.set_offset, _PART,
           body_limit=lambda _limits: _PLACE_BYTES_MAX),
     Route("POST", "/channel/skip", TOPIC_ADMIN, MessagesApi.skip, _PART),

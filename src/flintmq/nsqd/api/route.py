@@ -5,7 +5,7 @@ Source: NSQ's HTTP API, Youzan's nsqlookupd.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from inspect import iscoroutine
@@ -16,7 +16,7 @@ from flintmq.net.http_envelope import Style
 from flintmq.net.http_messages import HttpError, Request
 from flintmq.net.http_router import BODY_LIMIT_BYTES, Handler, Router
 from flintmq.nsqd.api.arguments import NotHere
-from flintmq.nsqd.api.walks import Walks
+from flintmq.nsqd.api.lines import Lines
 from flintmq.wire.server import ServerLimits
 
 TOPIC_PUBLISH = needs(PUBLISH, by_topic=True)
@@ -27,6 +27,12 @@ ALL_ADMIN = needs(ADMIN)
 
 NSQ_WORDS = ("topic", "channel", "format", "defer", "binary", "include_clients", "include_mem")
 """Parameters that NSQ's nsqd takes somewhere, and ignores everywhere else."""
+
+WALKS = "walks"
+"""The line of requests that may look at all topics."""
+
+LARGE = "large"
+"""The line of requests for messages, whose answers may be large and wait for memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +50,8 @@ class Route:
         form: that answers always have otherwise; None for NSQ's.
         is_plain: errors are bare text.
         is_logged: one line of the log for each.
-        is_walk: it may look at all topics, see :mod:`flintmq.nsqd.api.walks`; its handler is a coroutine function whose
-            answer depends on path and query alone.
+        line: in which it waits for others that cost much, :data:`WALKS` or :data:`LARGE`, see
+            :mod:`flintmq.nsqd.api.lines`; its answer depends on path and query alone.
     """
 
     method: str
@@ -60,7 +66,7 @@ class Route:
     form: Callable[[Handler], Handler] | None = None
     is_plain: bool = False
     is_logged: bool = True
-    is_walk: bool = False
+    line: str = ""
 
 
 def _at_its_leader(handler: Handler, led_elsewhere: Callable[[NotHere], HttpError]) -> Handler:
@@ -89,17 +95,17 @@ def add_routes(
     limits: ServerLimits,
     style: Style,
     led_elsewhere: Callable[[NotHere], HttpError],
-    walks: Walks,
+    lines: Mapping[str, Lines],
 ) -> None:
     """Have a room answer the requests of its rows.
 
     Args:
-        walks: in which requests stand that may look at all topics.
+        lines: by name.
         led_elsewhere: says what is answered about a topic or partition that is not here.
     """
     for row in rows:
         answer = partial(row.handler, room)
-        handler: Handler = partial(walks.answer, answer) if row.is_walk else answer
+        handler: Handler = partial(lines[row.line].answer, answer) if row.line else answer
         router.add(
             row.method,
             row.path,

@@ -30,8 +30,8 @@ from flintmq.nsqd.api import (
     youzan,
 )
 from flintmq.nsqd.api.arguments import KNOWN, NotHere, style_of
-from flintmq.nsqd.api.route import ALL_ADMIN, add_routes
-from flintmq.nsqd.api.walks import Walks
+from flintmq.nsqd.api.lines import Lines
+from flintmq.nsqd.api.route import ALL_ADMIN, LARGE, WALKS, add_routes
 from flintmq.nsqd.figures.figures import Figures
 from flintmq.nsqd.identity import Identity
 from flintmq.nsqd.leadership import NOT_LEADER
@@ -68,7 +68,7 @@ class Api:
         networks = Networks(options.allow_config_from_cidr)
         changes = topics.TopicsApi(node)
         router = Router(KNOWN)
-        walks = Walks()
+        lines = {WALKS: Lines(), LARGE: Lines(node.engine.broker.budget, node.engine.schedule)}
         for module, room in (
             (state, state.StateApi(node, self.identity, figures, options.durability, style)),
             (publishing, publishing.PublishingApi(node, self.limits, changes.published_nothing)),
@@ -82,7 +82,7 @@ class Api:
             (drain, drain.DrainApi(node.drain)),
             (cluster, cluster.ClusterApi(node)),
         ):
-            add_routes(router, room, module.ROUTES, self.limits, style, self._led_elsewhere, walks)
+            add_routes(router, room, module.ROUTES, self.limits, style, self._led_elsewhere, lines)
         LogLevelApi(networks, lambda word: running.change(running.options().replace(log_level=word))).add_routes(router)
         self.debug.add_routes(router)
         return router

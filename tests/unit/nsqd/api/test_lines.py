@@ -1,19 +1,20 @@
-"""Requests that may look at all topics: one at a time, each address in its turn, equal ones together."""
+"""Requests that look at much: one at a time, each address in its turn, equal ones together, none without memory."""
 
 from __future__ import annotations
 
-from asyncio import create_task, sleep
+from asyncio import Event, create_task, sleep
 from collections.abc import Coroutine
 from typing import Any, cast
 
 import pytest
 
+from flintmq.budget import Budget
 from flintmq.net.http_auth import OPEN
 from flintmq.net.http_messages import HttpError, Request, Response, plain_response
 from flintmq.net.http_router import Router
 from flintmq.nsqd.api.arguments import KNOWN, NotHere, style_of
-from flintmq.nsqd.api.route import Route, add_routes
-from flintmq.nsqd.api.walks import Walks
+from flintmq.nsqd.api.lines import Lines
+from flintmq.nsqd.api.route import LARGE, Route, add_routes
 from flintmq.nsqd.in_turns import PER_TURN, in_turns
 from flintmq.wire.server import ServerLimits
 
@@ -26,6 +27,9 @@ class Walker:
         self.looked_at = 0
         self.running = self.most_running = 0
         self.begun: list[bytes] = []
+        self.budget = Budget(1600)
+        self.may_end = Event()
+        self.may_end.set()
 
     async def walk(self, request: Request) -> Response:
         self.begun.append(request.query_bytes)
@@ -34,6 +38,7 @@ class Walker:
         try:
             async for _ in in_turns(range(self.things)):
                 self.looked_at += 1
+            await self.may_end.wait()
         finally:
             self.running -= 1
         if request.query_bytes == b"topic=none":
@@ -43,7 +48,7 @@ class Walker:
 
 def walk_router(room: Walker) -> Router:
     router = Router(KNOWN)
-    row = Route("GET", "/walk", OPEN, Walker.walk, ("topic",), is_walk=True)
+    row = Route("GET", "/walk", OPEN, Walker.walk, ("topic",), line=LARGE)
     add_routes(
         router,
         room,
@@ -51,7 +56,7 @@ def walk_router(room: Walker) -> Router:
         ServerLimits(),
         style_of("nsq"),
         lambda missing: HttpError(404, f"{missing.topic} is led elsewhere"),
-        Walks(),
+        {LARGE: Lines(room.budget, lambda: None)},
     )
     return router
 
@@ -121,3 +126,27 @@ async def test_who_asks_for_much_keeps_others_waiting_for_one_request():
         await each
     assert room.begun[:5] == [b"topic=0", b"topic=1", b"topic=one0", b"topic=5", b"topic=2"]
     assert len(room.begun) == len(set(room.begun)) == 32
+
+
+async def test_nobody_is_answered_while_what_others_do_not_read_takes_all_memory():
+    room = Walker(PER_TURN)
+    router = walk_router(room)
+    room.may_end.clear()
+    room.budget.output_bytes = room.budget.output_max_bytes
+    asking = [create_task(ask(router)) for _ in range(2)]
+    while not room.budget.newcomers:
+        await sleep(0)
+    assert room.begun == [], "and those who do not read are closed, because somebody waits"
+    room.budget.output_bytes -= 1
+    while not room.begun:
+        await sleep(0)
+    assert not room.budget.has_waiting
+    room.budget.output_bytes += 1
+    room.may_end.set()
+    while not room.budget.newcomers:
+        await sleep(0)
+    assert not any(each.done() for each in asking)
+    room.budget.output_bytes = 0
+    assert [(await each).body for each in asking] == [b"walked for "] * 2
+    while room.budget.has_waiting:
+        await sleep(0)
