@@ -51,6 +51,7 @@ class Route:
         plain: errors are sent as bare text, not as JSON.
         is_logged: one INFO line per request; off for routes that carry the load.
         takes: the parameters it obeys; None for those that ignore what they do not know.
+        ends_with_client: a coroutine is cancelled when the client's connection is lost.
     """
 
     handler: Handler
@@ -59,6 +60,7 @@ class Route:
     plain: bool
     is_logged: bool
     takes: tuple[str, ...] | None = None
+    ends_with_client: bool = False
 
 
 _BODY_TOO_BIG = error_response(413, "BODY_TOO_BIG")
@@ -99,6 +101,7 @@ class Router:
         takes: Collection[str] | None = None,
         ignores: Collection[str] = (),
         form: Callable[[Handler], Handler] | None = None,
+        ends_with_client: bool = False,
     ) -> None:
         """Answer ``method path`` with ``handler``.
 
@@ -110,6 +113,7 @@ class Router:
             takes: the parameters it obeys; another one that is known is refused. None: it ignores all others.
             ignores: what NSQ ignores there, although another of its routes takes it.
             form: gives all answers another form, refusals of parameters as well.
+            ends_with_client: cancel a coroutine when the client's connection is lost: nothing is changed by it.
         """
         handler = cast(Handler, handler)
         if takes is not None:
@@ -119,7 +123,7 @@ class Router:
             handler = form(handler)
         too_big_answer = error_response(413, too_big, plain)
         taken = None if takes is None else tuple(takes)
-        route = Route(handler, body_limit_bytes, too_big_answer, plain, is_logged, taken)
+        route = Route(handler, body_limit_bytes, too_big_answer, plain, is_logged, taken, ends_with_client)
         methods = self._routes.setdefault(_segments(path), {})
         assert method not in methods, f"{method} {path} is routed twice"
         methods[method] = route

@@ -230,12 +230,13 @@ class HttpServer:
         self._refresh_date()
         for_each(self.connections, _Connection.check_deadlines, "checking the deadlines of")
 
-    def spawn(self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
         """Run a coroutine handler; the task is held here so that it is neither lost nor left behind."""
         task = loop.create_task(work)
         self._tasks[task] = None
         task.add_done_callback(self._forget_task)
         task.add_done_callback(tell("answering an HTTP request"))
+        return task
 
     def forget(self, connection: _Connection) -> None:
         """Forget a connection that is gone."""
@@ -309,6 +310,7 @@ class _Connection(asyncio.Protocol):
         self._queue: deque[Request] = deque()
         self._queue_bytes = 0
         self._running: Request | None = None
+        self._for_client: asyncio.Task[None] | None = None  # runs as long as somebody waits for its answer
         self._stream: StreamingResponse | None = None
         self._out: list[bytes] = []
         self._out_bytes = 0
@@ -469,6 +471,8 @@ class _Connection(asyncio.Protocol):
         self._transport = None
         self._parser = None  # it holds our bound methods: a cycle
         self._left = b""
+        if self._for_client is not None:
+            self._for_client.cancel()
         self.meter.close()
         self.input_meter.close()
         self._turns.leave(self)
@@ -709,7 +713,8 @@ class _Connection(asyncio.Protocol):
             self._begin_stream(request, result)
         elif inspect.iscoroutine(result):
             self._running = request
-            self._server.spawn(self._wait(result), self._loop)
+            task = self._server.spawn(self._wait(result), self._loop)
+            self._for_client = task if route.ends_with_client else None
         else:
             self._respond(request, self._response_to(request, result))
 
@@ -723,7 +728,7 @@ class _Connection(asyncio.Protocol):
     def _settle(self, outcome: object) -> None:
         """Answer with what the handler that ran came to."""
         request = cast(Request, self._running)
-        self._running = None
+        self._running = self._for_client = None
         if isinstance(outcome, StreamingResponse):
             self._since_tick = self._server.tick
             self._begin_stream(request, outcome)

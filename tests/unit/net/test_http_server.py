@@ -193,6 +193,7 @@ class App:
         router.add("GET", "/plain/refuse", self.refuse, plain=True)
         router.add("GET", "/nothing", lambda _: None)  # type: ignore[arg-type]
         router.add("GET", "/slow", self.slow)
+        router.add("GET", "/slow/look", self.slow, ends_with_client=True)
         router.add("GET", "/slow/fail", self.slow_fail)
         router.add("POST", "/pending", self.hold)
         router.add("GET", "/big", lambda _: text_response("x" * 30_000))
@@ -668,6 +669,18 @@ class TestOrder:
         peer.get("/pending", method="POST").transport.abort()
         app.pending[0].complete(text_response("nobody there"))
         assert peer.transport.written == b""
+
+    @pytest.mark.parametrize(("path", "cancelled"), [("/slow", 0), ("/slow/look", 1)])
+    async def test_a_look_ends_when_the_peer_leaves(self, server, peer, app, path, cancelled):
+        peer.get(path).get(path)
+        await settle()
+        peer.transport.abort()
+        await settle()
+        assert app.cancelled == cancelled
+        app.gate.set()
+        await settle()
+        assert peer.transport.written == b""
+        assert "tasks=0" in server.describe()
 
     async def test_a_refused_request_waits_for_its_turn(self, peer, app):
         peer.send(request("/pending", method="POST") + b"garbage\r\n\r\n")

@@ -27,6 +27,7 @@ from typing import Any
 
 from flintmq.budget import Budget
 from flintmq.net.http_messages import Request
+from flintmq.net.tasks import tell
 from flintmq.nsqd.in_turns import rest
 
 Question = tuple[bytes, bytes]
@@ -77,14 +78,15 @@ class Lines:
         look = self._asked.get(question)
         if look is None:
             look = self._asked[question] = _Look(question, begin, request)
-            if self._serving is None:
-                self._serving = loop.create_task(self._serve())
         address = request.remote_address.rpartition(":")[0]
         if address not in look.addresses:
             look.addresses.add(address)
             self._lines.setdefault(address, deque()).append(look)
         answered = loop.create_future()
         look.waiting[answered] = None
+        if self._serving is None:
+            self._serving = loop.create_task(self._serve())
+            self._serving.add_done_callback(tell("answering those who stand in line"))
         try:
             return await answered
         finally:

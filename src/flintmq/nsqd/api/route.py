@@ -117,4 +117,5 @@ def add_routes(
             takes=row.takes,
             ignores=row.ignores,
             form=style.negotiated if row.is_negotiated else row.form,
+            ends_with_client=bool(row.line),
         )
