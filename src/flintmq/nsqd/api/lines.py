@@ -53,7 +53,7 @@ class _Look:
 
 
 class Lines:
-    """One kind of them.
+    """The lines of one kind of them.
 
     Args:
         budget: counts the output that clients have not read; None: nobody waits for memory.
