@@ -152,11 +152,10 @@ class MessagesApi:
 
     async def _look(self, partition: Partition, channel: Channel, what: str, count: int, body_bytes: int) -> Any:
         now_ns = self._engine.due_clock_ns()
+        looks: Iterable[peek.Seen]
         if what == "deferred":
-            for found in await self._deferred(channel, count, body_bytes, now_ns):
-                yield found
-            return
-        if what == "next":
+            looks = await self._deferred(channel, count, body_bytes, now_ns)
+        elif what == "next":
             looks = peek.next_messages(channel, count, body_bytes, now_ns)
         else:
             looks = peek.in_flight_messages(channel, count, body_bytes)
