@@ -13,18 +13,17 @@ import shlex
 import socket
 import socketserver
 import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
-from typing import Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple, cast
 
-from tests.integration.daemons import PATIENCE_S, Daemon, Nsqlookupd, sized, wait_until
-from tests.integration.forked import Forked, template
+from tests.integration import forked
+from tests.integration.daemons import PATIENCE_S, Nsqlookupd, sized, wait_until
 
 PEER: dict[str, Any] = {
     "version": "1.2.1",
@@ -38,7 +37,6 @@ PEER: dict[str, Any] = {
 """What a connection of a case says in IDENTIFY unless told otherwise."""
 
 NODE = "nsqd.example:14151"
-_SOURCES = Path(__file__).resolve().parents[2] / "src"
 _INT32 = Struct(">i")
 
 
@@ -280,20 +278,29 @@ class Ended:
     err: str
 
 
+def start_program(
+    program: str,
+    flags: Sequence[str],
+    cwd: Path | None,
+    out: IO[bytes],
+    err: IO[bytes],
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes] | forked.Forked:
+    """Start a daemon, ours or the one that the environment names; ``environment`` is added to this process's."""
+    whole = {**os.environ, **(environment or {})}
+    other = shlex.split(os.environ.get(f"CONFORMANCE_{program.upper()}", ""))
+    streams: Any = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
+    if other:
+        return subprocess.Popen([*other, *flags], env=whole, cwd=cwd, **streams)
+    return forked.start([program, *flags], environment=whole, directory=cwd, **streams)
+
+
 def run_to_end(
     program: str, *flags: str, cwd: Path | None = None, environment: Mapping[str, str] | None = None
 ) -> Ended:
     """Run a daemon that ends by itself: one that prints something, or cannot start."""
-    other = shlex.split(os.environ.get(f"CONFORMANCE_{program.upper()}", ""))
-    whole = {**os.environ, "PYTHONPATH": str(_SOURCES), **(environment or {})}
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        process: subprocess.Popen[bytes] | Forked
-        if Daemon.is_forked and not other and template().is_like(whole):
-            files = out.fileno(), err.fileno()
-            process = template().start([program, *flags], whole, cwd or Path.cwd(), *files)
-        else:
-            command = [*(other or (sys.executable, "-m", "flintmq", program)), *flags]
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=whole, cwd=cwd)
+        process = start_program(program, flags, cwd, out, err, environment)
         try:
             code = process.wait(PATIENCE_S)
         finally:

@@ -9,11 +9,8 @@ import contextlib
 import fcntl
 import os
 import re
-import shlex
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,14 +19,11 @@ from pathlib import Path
 import pytest
 from tests.certificates import Certificates
 from tests.conformance.conftest import quick_flags
-from tests.conformance.daemon_helpers import LookupConnection, identified, run_to_end, topics_of
+from tests.conformance.daemon_helpers import LookupConnection, identified, run_to_end, start_program, topics_of
 from tests.integration.daemons import PATIENCE_S, Daemon, Daemons, Nsqd, Nsqlookupd, dpub, wait_until
-
-pytestmark = pytest.mark.usefixtures("started_anew")
 
 PROGRAMS = ("nsqd", "nsqlookupd")
 READY_WITHIN_S = 1.0
-SOURCES = Path(__file__).resolve().parents[2] / "src"
 LINE = r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} (DEBUG|INFO|WARNING|ERROR|FATAL): ."
 both = pytest.mark.parametrize("program", PROGRAMS)
 both_on_unix_sockets = pytest.mark.parametrize(
@@ -46,17 +40,9 @@ class Process:
 
     def __init__(self, program: str, directory: Path, flags: tuple[str, ...]) -> None:
         self.directory = directory
-        other = shlex.split(os.environ.get(f"CONFORMANCE_{program.upper()}", ""))
         self._out, self._err = directory / "stdout", directory / "stderr"
         with self._out.open("wb") as out, self._err.open("wb") as err:
-            self.popen = subprocess.Popen(
-                [*(other or (sys.executable, "-m", "flintmq", program)), *flags],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                cwd=directory,
-                env={**os.environ, "PYTHONPATH": str(SOURCES)},
-            )
+            self.popen = start_program(program, flags, directory, out, err)
 
     @property
     def out(self) -> str:
@@ -214,6 +200,7 @@ def test_log_lines_have_nsq_s_form(daemon: dict[str, Daemon], program: str):
     assert all(re.match(rf"\[{program}\] {LINE}", line) for line in daemon[program].log.splitlines())
 
 
+@pytest.mark.usefixtures("started_anew")
 @both
 def test_it_is_ready_within_a_second(shared_daemons: Daemons, program: str):
     """On a machine that is busy with something else it is the CPU time that counts."""
@@ -333,6 +320,7 @@ def test_a_second_signal_changes_nothing(tmp_path: Path, program: str):
         assert process.popen.poll() == 0
 
 
+@pytest.mark.usefixtures("started_anew")
 @pytest.mark.improvement
 @both
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)

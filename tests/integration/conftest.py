@@ -6,15 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.daemons import Daemon, Daemons, Nsqd, Nsqlookupd, wait_until
+from tests.integration import forked
+from tests.integration.daemons import Daemons, Nsqd, Nsqlookupd, wait_until
 from tests.integration.flavours import FLAVOURS, Flavour, opened
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def started_anew() -> Iterator[None]:
-    """For files that look at a start itself, or at what a process takes: no daemon is forked, see forked.py."""
+    """For tests of a start itself, and files of what a process takes: nothing is forked, see forked.py."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Daemon, "is_forked", False)
+        patch.setattr(forked, "is_forking", False)
         yield
 
 

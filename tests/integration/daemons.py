@@ -29,7 +29,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, NamedTuple, TypeVar
 
-from tests.integration.forked import Forked, template
+from tests.integration import forked
 from tests.ports import reserved_port
 
 PATIENCE_S = 60.0
@@ -400,11 +400,9 @@ class Daemon:
         flags: of the next start; addresses are added.
         tcp, http: where it listens.
         started_in_s: from the start of the process to its last ``listening`` line.
-        is_forked: whether a start is a fork of a process that has everything imported, where that makes no difference.
     """
 
     program = ""
-    is_forked = True
     protocols: tuple[str, ...] = ("tcp", "http")
 
     @property
@@ -421,7 +419,7 @@ class Daemon:
         self._log_path = log_path
         self._limits = list(limits)  # a command that runs the daemon, such as prlimit --nofile=64
         self._log_start = 0
-        self._process: subprocess.Popen[bytes] | Forked | None = None
+        self._process: subprocess.Popen[bytes] | forked.Forked | None = None
         self._reserved: list[socket.socket] = []
 
     # life
@@ -435,21 +433,17 @@ class Daemon:
         addresses = [f"--{what}-address={host}:{port}" for what, (host, port) in places if what in self.protocols]
         self._log_start = self._log_path.stat().st_size if self._log_path.exists() else 0
         command, arguments = self.command, [*addresses, *self.flags]
-        environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
         directory = self._log_path.parent
         with self._log_path.open("ab") as log:
-            is_ours = not self._limits and command == [*_OURS, self.program]
-            if self.is_forked and is_ours and template().is_like(environment):
-                files = log.fileno(), log.fileno()
-                self._process = template().start([self.program, *arguments], environment, directory, *files)
+            streams: Any = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            if not self._limits and command == [*_OURS, self.program]:
+                self._process = forked.start([self.program, *arguments], directory=directory, **streams)
                 return
             self._process = subprocess.Popen(
                 [*self._limits, *command, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
+                env={**os.environ, "PYTHONPATH": str(SOURCES)},
                 cwd=directory,
+                **streams,
             )
 
     def move(self) -> None:

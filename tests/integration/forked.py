@@ -1,13 +1,13 @@
-"""Daemons as forks of a process that has imported their modules: most of the processor time of a start is saved.
+"""Our programs as forks of a process that has imported them: most of the processor time of a start is saved.
 
 ::
 
-    test --argv, environment, directory; out, err, pipe--> template --fork--> python -m flintmq nsqd ...
-         <-------------------- process id ----------'    '--exit status into the pipe--> test
+    test --argv, environment, directory; in, out, err, pipe--> template --fork--> python -m flintmq nsqd ...
+         <----------------------- process id ---------'    '--exit status into the pipe--> test
 
-Rules of this file: a fork runs ``python -m flintmq`` from its first line on, and ends as the interpreter ends. Tests of
-a start itself, or of what a process takes, have it started anew: the fixture ``started_anew``. One template serves one
-process of tests, and ends with it.
+Rules of this file: a fork runs the program from its first line on, and ends as the interpreter ends. Tests of a start
+itself, or of what a process takes, have it started anew: the fixture ``started_anew``. One template serves one process
+of tests, and ends with it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import runpy
 import select
 import signal
@@ -25,15 +26,50 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
 _DAEMONS = ("nsqd", "nsqlookupd", "nsqadmin")
-_MODULES = ("flintmq.cli", *(f"flintmq.{name}.server" for name in _DAEMONS), "flintmq.nsqd.cluster.agent")
+_MODULES = ("flintmq.up", *(f"flintmq.{name}.server" for name in _DAEMONS), "flintmq.nsqd.cluster.agent")
+_PACKAGES = ("flintmq.backup", "flintmq.tools")
 _REQUEST_BYTES_MAX = 1 << 20
-_OF_THE_INTERPRETER = ("LD_", "PYTHON")
+_OF_THE_INTERPRETER = ("LANG", "LC_", "LD_", "PYTHON")
 """Beginnings of variables that a process reads when it is started: a fork cannot obey others than its template's."""
+
+is_forking = True
+"""Whether :func:`start` forks what it can."""
+
+Stream = int | IO[Any]
+"""What a stream of a process is: a file, its descriptor, ``PIPE``, ``DEVNULL``, or ``STDOUT`` for stderr."""
+
+
+def start(
+    words: Sequence[str],
+    *,
+    program: str = "flintmq",
+    environment: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+    stdin: Stream = subprocess.PIPE,
+    stdout: Stream = subprocess.PIPE,
+    stderr: Stream = subprocess.PIPE,
+) -> subprocess.Popen[bytes] | Forked:
+    """Start ``python -m flintmq`` with these words, or one of NSQ's programs.
+
+    Args:
+        environment: all of it, but for where our sources are; default this process's.
+        directory: default this process's.
+    """
+    whole = {**(os.environ if environment is None else environment), "PYTHONPATH": str(SOURCES)}
+    if is_forking and template().is_like(whole):
+        return template().start([program, *words], whole, directory or Path.cwd(), (stdin, stdout, stderr))
+    module = ["-m", "flintmq"]
+    if program != "flintmq":
+        module = ["-c", f"import sys; from flintmq.cli import {program} as run; sys.exit(run())"]
+    command = [sys.executable, *module, *words]
+    return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, env=whole, cwd=directory)
 
 
 class Forked:
@@ -41,13 +77,24 @@ class Forked:
 
     Args:
         status: the end of the pipe that its exit status comes out of.
+        pipes: our ends of its three streams, for those that are pipes.
     """
 
-    def __init__(self, args: list[str], pid: int, status: int) -> None:
+    def __init__(self, args: list[str], pid: int, status: int, pipes: Sequence[IO[bytes] | None]) -> None:
         self.args = args
         self.pid = pid
         self.returncode: int | None = None
+        self.stdin, self.stdout, self.stderr = pipes
         self._status = status
+
+    def __enter__(self) -> Forked:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pipe in (self.stdout, self.stderr, self.stdin):
+            if pipe:
+                _close(pipe)
+        self.wait()
 
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal; None while it runs."""
@@ -77,9 +124,52 @@ class Forked:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
     def kill(self) -> None:
         """kill -9."""
         self.send_signal(signal.SIGKILL)
+
+    def communicate(self, text: bytes = b"", timeout: float | None = None) -> tuple[bytes, bytes]:
+        """Write ``text`` to its stdin and wait for its end; return what it wrote to stdout and stderr.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs after ``timeout`` seconds.
+        """
+        said: dict[IO[bytes] | None, bytes] = {}
+        threads = [
+            threading.Thread(target=lambda pipe=pipe: said.update({pipe: pipe.read()}), daemon=True)
+            for pipe in (self.stdout, self.stderr)
+            if pipe
+        ]
+        if self.stdin:
+            threads.append(threading.Thread(target=_feed, args=(self.stdin, text), daemon=True))
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(_left(deadline))
+            if thread.is_alive():
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        self.wait(_left(deadline))
+        return said.get(self.stdout, b""), said.get(self.stderr, b"")
+
+
+def _feed(pipe: IO[bytes], text: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError):  # it reads no more
+        pipe.write(text)
+    _close(pipe)
+
+
+def _close(pipe: IO[bytes]) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        pipe.close()
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 class Template:
@@ -93,6 +183,7 @@ class Template:
             [sys.executable, "-P", __file__, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # no terminal, whose lines would go out one by one
             env={**os.environ, "PYTHONPATH": str(SOURCES)},
         )
         theirs.close()
@@ -101,18 +192,39 @@ class Template:
         """Whether a fork of it can have this environment."""
         return _read_at_start(environment) == self._environment
 
-    def start(self, arguments: list[str], environment: dict[str, str], directory: Path, out: int, err: int) -> Forked:
-        """Start ``python -m flintmq`` with these arguments; what it prints goes to the files ``out`` and ``err``."""
-        status, theirs = os.pipe()
-        request = json.dumps([arguments, environment, str(directory)]).encode()
+    def start(
+        self, command: list[str], environment: dict[str, str], directory: Path, streams: tuple[Stream, Stream, Stream]
+    ) -> Forked:
+        """Start a program with its arguments; ``streams`` are its stdin, stdout and stderr."""
+        request = json.dumps([command, environment, str(directory)]).encode()
+        pipes: list[IO[bytes] | None] = []
+        theirs: list[int] = []
+        status, told = os.pipe()
         try:
+            for number, stream in enumerate(streams):
+                pipe, descriptor = _opened(number, stream, theirs)
+                pipes.append(pipe)
+                theirs.append(descriptor)
             with self._lock:
-                socket.send_fds(self._connection, [request], [out, err, theirs])
+                socket.send_fds(self._connection, [request], [*theirs, told])
                 answer = self._connection.recv(16)
         finally:
-            os.close(theirs)
+            for descriptor in (*theirs, told):
+                os.close(descriptor)
         assert answer, "the template has ended"
-        return Forked(arguments, int(answer), status)
+        return Forked(command, int(answer), status, pipes)
+
+
+def _opened(number: int, stream: Stream, before: list[int]) -> tuple[IO[bytes] | None, int]:
+    """Our end of a stream if it is a pipe, and the descriptor for the fork."""
+    if stream == subprocess.PIPE:
+        reading, writing = os.pipe()
+        return (open(writing, "wb"), reading) if number == 0 else (open(reading, "rb"), writing)
+    if stream == subprocess.DEVNULL:
+        return None, os.open(os.devnull, os.O_RDWR)
+    if stream == subprocess.STDOUT:
+        return None, os.dup(before[1])
+    return None, os.dup(stream if isinstance(stream, int) else stream.fileno())
 
 
 def _read_at_start(environment: Any) -> dict[str, str]:
@@ -149,10 +261,10 @@ def _serve(connection: socket.socket) -> list[Any] | None:
             _tell_ended(pipes)
         if connection not in ready:
             continue
-        request, descriptors, _, _ = socket.recv_fds(connection, _REQUEST_BYTES_MAX, 3)
+        request, descriptors, _, _ = socket.recv_fds(connection, _REQUEST_BYTES_MAX, 4)
         if not request:
             return None
-        out, err, pipe = descriptors
+        *streams, pipe = descriptors
         pid = os.fork()
         if pid == 0:
             signal.set_wakeup_fd(-1)
@@ -160,15 +272,14 @@ def _serve(connection: socket.socket) -> list[Any] | None:
             connection.close()
             for descriptor in (woken, waking, pipe, *pipes.values()):
                 os.close(descriptor)
-            os.dup2(out, 1)
-            os.dup2(err, 2)
-            os.close(out)
-            os.close(err)
+            for number, stream in enumerate(streams):
+                os.dup2(stream, number)
+                os.close(stream)
             asked: list[Any] = json.loads(request)
             return asked
         pipes[pid] = pipe
-        os.close(out)
-        os.close(err)
+        for stream in streams:
+            os.close(stream)
         connection.send(b"%d" % pid)
 
 
@@ -186,7 +297,7 @@ def _tell_ended(pipes: dict[int, int]) -> None:
 def _main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who runs the tests
     gc.disable()
-    for name in _MODULES:
+    for name in (*_MODULES, *_modules_of_packages()):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
@@ -194,14 +305,25 @@ def _main() -> None:
     asked = _serve(socket.socket(fileno=int(sys.argv[1])))
     if asked is None:
         return
-    arguments, environment, directory = asked
+    (program, *arguments), environment, directory = asked
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(environment)
+    time.tzset()
     os.chdir(directory)
-    sys.argv[1:] = arguments
-    runpy.run_module("flintmq", run_name="__main__", alter_sys=True)
+    sys.argv = [program, *arguments]
+    if program == "flintmq":
+        runpy.run_module("flintmq", run_name="__main__", alter_sys=True)
+    sys.exit(getattr(importlib.import_module("flintmq.cli"), program)())
+
+
+def _modules_of_packages() -> list[str]:
+    return [
+        module.name
+        for name in _PACKAGES
+        for module in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}.")
+    ]
 
 
 if __name__ == "__main__":

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.daemons import PATIENCE_S, Cluster, Daemons, Nsqd, dpub, mpub, running_cluster, wait_until
+from tests.integration.daemons import Cluster, Daemons, Nsqd, dpub, mpub, running_cluster, wait_until
 from tests.integration.test_damage import consume
+from tests.integration.utilities import flintmq
 
 SEGMENTS = "--max-bytes-per-file=65536"
 
@@ -28,8 +28,7 @@ def daemons(tmp_path: Path) -> Iterator[Daemons]:
 
 
 def _run(*words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "flintmq", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    return flintmq(*map(str, words))
 
 
 def _done(*words: object) -> Any:

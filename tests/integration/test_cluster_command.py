@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.integration.daemons import PATIENCE_S, SOURCES, Cluster, running_cluster, wait_until
+from tests.integration.daemons import Cluster, running_cluster, wait_until
+from tests.integration.utilities import flintmq
 
 from flintmq import cli
 
@@ -106,23 +104,20 @@ def test_copies_move_as_it_is_said(cluster: Cluster, run: Run) -> None:
 def test_a_topic_with_partitions_is_read_and_moved_as_one(cluster: Cluster) -> None:
     """By the log of every leader, whichever node was named; channels on all of them."""
 
-    def flintmq(*words: str) -> list[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "flintmq", *words], env={**os.environ, "PYTHONPATH": str(SOURCES)},
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S,
-        )  # fmt: skip
+    def well(*words: str) -> list[str]:
+        done = flintmq(*words)
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
 
     lookupd = "--lookupd={}:{}".format(*cluster.nsqlookupd.http)
-    flintmq("topic", "create", "spread", "--partitions=2", "--replicas=2", "--wait", lookupd)
-    flintmq("channel", "create", "spread", "c", lookupd)
+    well("topic", "create", "spread", "--partitions=2", "--replicas=2", "--wait", lookupd)
+    well("channel", "create", "spread", "c", lookupd)
     bodies = [str(number) for number in range(6)]
     for body in bodies:
-        flintmq("pub", "spread", body, "--partition", str(int(body) % 2), lookupd)
+        well("pub", "spread", body, "--partition", str(int(body) % 2), lookupd)
     for node in cluster.nodes:
-        assert sorted(flintmq("tail", "spread", "--no-follow", "--nsqd={}:{}".format(*node.tcp))) == bodies
-    assert sorted(flintmq("sub", "spread", "c", "-n", "6", lookupd)) == bodies
-    assert "6 messages will be delivered" in flintmq("replay", "spread", "c", "--from", "beginning", lookupd)[0]
-    (row,) = flintmq("channel", "list", "spread", "--json", lookupd)
+        assert sorted(well("tail", "spread", "--no-follow", "--nsqd={}:{}".format(*node.tcp))) == bodies
+    assert sorted(well("sub", "spread", "c", "-n", "6", lookupd)) == bodies
+    assert "6 messages will be delivered" in well("replay", "spread", "c", "--from", "beginning", lookupd)[0]
+    (row,) = well("channel", "list", "spread", "--json", lookupd)
     assert json.loads(row)["depth"] == 6

@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.daemons import PATIENCE_S, SOURCES, Cluster, Nsqd, running_cluster, wait_until
+from tests.integration.daemons import SOURCES, Cluster, Nsqd, running_cluster, wait_until
 from tests.integration.test_cluster import Publisher, _consumer, _received
+from tests.integration.utilities import flintmq
 
 BOOTS = """
 import builtins, os
@@ -76,8 +76,7 @@ class Room:
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """``flintmq``, which is told where nsqlookupd is."""
         host, port = self.cluster.nsqlookupd.http
-        command = [sys.executable, "-m", "flintmq", *words, f"--lookupd-http-address={host}:{port}"]
-        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+        return flintmq(*words, f"--lookupd-http-address={host}:{port}")
 
     def elect(self, topic: str, *words: str) -> Any:
         ended = self.run("topic", "elect", topic, "0", *words, "--json")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.integration.daemons import Cluster, Daemon, Daemons, Nsqd, mpub, running_cluster, sized, wait_until
+from tests.integration.utilities import flintmq
 
 _BARE = {"Accept": "application/vnd.nsq; version=1.0"}
 
@@ -130,10 +129,5 @@ def test_a_node_without_a_cluster_says_nothing_of_one(daemons: Daemons) -> None:
 
 def _doctor(cluster: Cluster) -> list[dict[str, str]]:
     address = "{}:{}".format(*cluster.nsqlookupd.http)
-    done = subprocess.run(
-        [sys.executable, "-m", "flintmq", "doctor", f"--lookupd-http-address={address}", "--json"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = flintmq("doctor", f"--lookupd-http-address={address}", "--json")
     return [json.loads(line) for line in done.stdout.splitlines()]

@@ -6,8 +6,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +24,7 @@ from tests.integration.daemons import (
     message_of,
     wait_until,
 )
+from tests.integration.utilities import flintmq
 
 from flintmq.message import LOCATION
 
@@ -224,7 +223,5 @@ def test_messages_missing_at_the_end_of_a_log_are_told_of_until_it_is_acknowledg
 
 def command(*arguments: str) -> str:
     """What a flintmq command prints."""
-    run = subprocess.run(
-        [sys.executable, "-m", "flintmq", *arguments], capture_output=True, text=True, timeout=60, check=False
-    )
+    run = flintmq(*arguments)
     return run.stdout + run.stderr

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
-import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +15,8 @@ from typing import ClassVar
 import pytest
 from tests.certificates import Certificates
 from tests.integration.auth_server import SECRET, AuthServer
-from tests.integration.daemons import PATIENCE_S, Daemons, Nsqd, pub, wait_until
+from tests.integration.daemons import Daemons, Nsqd, pub, wait_until
+from tests.integration.utilities import flintmq
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
 
@@ -26,9 +25,7 @@ class Report:
     """What doctor printed with ``--json``, and how it ended."""
 
     def __init__(self, *flags: str) -> None:
-        command = [sys.executable, "-m", "flintmq", "doctor", "--json", "--timeout=10s", *flags]
-        environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment, check=False)
+        done = flintmq("doctor", "--json", "--timeout=10s", *flags)
         self.code = done.returncode
         self.stderr = done.stderr
         self.findings = [json.loads(line) for line in done.stdout.splitlines()]
@@ -225,11 +222,8 @@ def test_it_changes_nothing(nsqd: Nsqd):
 
 
 def test_text_and_mistakes():
-    environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
-
     def run(*flags: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "flintmq", "doctor", *flags]
-        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment, check=False)
+        return flintmq("doctor", *flags)
 
     text = run("--nsqd-tcp-address=127.0.0.1:1").stdout
     assert "nsqd 127.0.0.1:1\n  problem  cannot be used:" in text and text.endswith("\n\n1 problem\n")

@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl
 import pytest
 from tests.certificates import Certificates
 from tests.integration.daemons import SOON_S, Daemons, Nsqadmin, Nsqd, a_few_times, wait_until
+from tests.integration.utilities import flintmq
 
 INFO = {"version": "1.3.0", "broadcast_address": "127.0.0.1", "hostname": "liar", "tcp_port": 1}
 
@@ -275,8 +276,6 @@ def test_a_head_without_end_is_refused(daemons: Daemons, nsqd: Nsqd):
 
 
 def test_it_starts_as_nsq_s_does_or_says_why_not(daemons: Daemons):
-    import subprocess
-    import sys
 
     for flags, said in (
         ([], "--nsqd-http-address or --lookupd-http-address required"),
@@ -290,9 +289,7 @@ def test_it_starts_as_nsq_s_does_or_says_why_not(daemons: Daemons):
         (["--nsqd-http-address=a:1", "--history-path=/nonexistent/h"], "--history-path=/nonexistent/h: unable to open"),
         (["--nsqd-http-address=a:1", "--http-address=256.0.0.1:1"], "256.0.0.1"),
     ):
-        done = subprocess.run(
-            [sys.executable, "-m", "flintmq", "nsqadmin", *flags], capture_output=True, text=True, timeout=SOON_S * 3
-        )
+        done = flintmq("nsqadmin", *flags)
         assert done.returncode in (1, 2), done
         assert said in done.stderr and "Traceback" not in done.stderr, done.stderr
 

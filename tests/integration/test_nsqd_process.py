@@ -40,8 +40,6 @@ from tests.integration.daemons import (
 )
 from tests.integration.load import Numbers, Publisher, check, drain
 
-pytestmark = pytest.mark.usefixtures("started_anew")
-
 LOG_LINE = re.compile(
     r"\[nsqd\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} (?:DEBUG|INFO|WARNING|ERROR|FATAL): \S.*", re.ASCII
 )
@@ -55,6 +53,7 @@ def bodies(messages: list[Message]) -> list[bytes]:
 # -- start and stop ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("started_anew")
 def test_it_is_ready_within_a_second(daemons: Daemons):
     nsqd = daemons.new_nsqd()
     starts: list[tuple[float, float]] = []

@@ -6,19 +6,18 @@ import asyncio
 import contextlib
 import http.client
 import json
-import os
 import re
 import signal
 import socket
 import struct
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from tests.integration import forked
+from tests.integration.utilities import flintmq
 
-import flintmq
 from flintmq.env import Env
 from flintmq.errors import OptionError
 from flintmq.net.address import ListenFailed
@@ -26,6 +25,7 @@ from flintmq.nsqlookupd.options import NsqlookupdOptions
 from flintmq.nsqlookupd.server import Nsqlookupd, main
 from flintmq.nsqlookupd.session import LookupSession, Sessions
 from flintmq.testing import ManualClock
+from flintmq.version import __version__
 
 SECOND = 1_000_000_000
 PATIENCE_S = 10.0
@@ -47,12 +47,9 @@ class Daemon:
         addresses = ("--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--broadcast-address=lookup.example")
         self.log = log
         # What is set later wins, so a test may override an address.
-        self.process = subprocess.Popen(
-            (sys.executable, "-m", "flintmq", "nsqlookupd", *addresses, *flags),
-            stdin=subprocess.DEVNULL,
-            stderr=log.open("wb"),
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        )
+        words = ("nsqlookupd", *addresses, *flags)
+        with log.open("wb") as stderr:
+            self.process = forked.start(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr)
         self.tcp: tuple[str, int] = self._address("TCP")
         self.http: tuple[str, int] = self._address("HTTP")
 
@@ -204,13 +201,7 @@ class TestProcess:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             address = f"127.0.0.1:{taken.getsockname()[1]}"
             flags = {"--tcp-address": "127.0.0.1:0", "--http-address": "127.0.0.1:0", flag: address}
-            done = subprocess.run(
-                (sys.executable, "-m", "flintmq", "nsqlookupd", *(f"{name}={value}" for name, value in flags.items())),
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-                capture_output=True,
-                text=True,
-                timeout=PATIENCE_S,
-            )
+            done = flintmq("nsqlookupd", *(f"{name}={value}" for name, value in flags.items()))
         assert done.returncode == 1
         assert f"FATAL: failed to instantiate nsqlookupd - listen ({address}) failed - " in done.stderr
         assert "in use" in done.stderr
@@ -378,7 +369,7 @@ class TestHttpApi:
         status, headers, body = shared.raw_request("GET", "/ping")
         assert (status, body) == (200, b"OK")
         assert headers["Content-Type"] == "text/plain; charset=utf-8"
-        assert shared.get("/info") == {"version": "1.3.0", "flintmq_version": flintmq.__version__}
+        assert shared.get("/info") == {"version": "1.3.0", "flintmq_version": __version__}
 
     def test_create_and_delete(self, shared):
         assert shared.post("/channel/create?topic=made&channel=c") == (200, None)

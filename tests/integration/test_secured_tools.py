@@ -8,7 +8,6 @@ import http.server
 import json
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,10 +18,10 @@ from typing import ClassVar
 import pytest
 from tests.certificates import Certificates
 from tests.integration.auth_server import SECRET, AuthServer
-from tests.integration.daemons import PATIENCE_S, SOURCES, Daemons, Nsqd, Nsqlookupd, wait_until
+from tests.integration.daemons import SOURCES, Daemons, Nsqd, Nsqlookupd, wait_until
 from tests.integration.flavours import address_of
 from tests.integration.test_upgrades import https_address
-from tests.integration.utilities import at, end, run, started
+from tests.integration.utilities import at, end, flintmq, run, started
 
 TOKEN = "a-token-of-thirty-two-characters"
 _topics = (f"secured{number}" for number in count())
@@ -59,10 +58,7 @@ class Place:
         return [f"--producer-opt={opt}" for opt in self.opts]
 
     def shell(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "flintmq", *words],
-            env=self.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S,
-        )  # fmt: skip
+        return flintmq(*words, environment=self.environment)
 
     def well(self, *words: str) -> str:
         done = self.shell(*words)
@@ -284,10 +280,7 @@ def test_doctor_sees_a_secured_nsqd(place: Place):
         f"--tls-cert={place.environment['FLINTMQ_TLS_CERT']}", f"--tls-key={place.environment['FLINTMQ_TLS_KEY']}",
     )  # fmt: skip
     environment = place.environment | {"FLINTMQ_DOCTOR_AUTH_SECRET": SECRET}
-    done = subprocess.run(
-        [sys.executable, "-m", "flintmq", "doctor", f"--nsqd-tcp-address={address_of(place.nsqd)}", *flags],
-        env=environment, capture_output=True, text=True, timeout=PATIENCE_S,
-    )  # fmt: skip
+    done = flintmq("doctor", f"--nsqd-tcp-address={address_of(place.nsqd)}", *flags, environment=environment)
     assert done.returncode == 0 and "all is well" in done.stdout, done.stdout
 
 

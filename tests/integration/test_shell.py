@@ -23,9 +23,11 @@ from typing import Any
 
 import pytest
 from tests.certificates import Certificates
+from tests.integration import utilities
 from tests.integration.auth_server import SECRET, AuthServer
 from tests.integration.daemons import PATIENCE_S, SOURCES, Daemons, Nsqd, req, wait_until
 from tests.integration.flavours import address_of
+from tests.integration.utilities import Process
 
 from flintmq import cli
 from flintmq.tools.shell import start
@@ -50,28 +52,14 @@ def environment(nsqd: Nsqd | None) -> dict[str, str]:
     return found
 
 
-@contextlib.contextmanager
-def started(nsqd: Nsqd | None, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+def started(nsqd: Nsqd | None, *words: str) -> contextlib.AbstractContextManager[Process]:
     """Runs a command; it is ended when nobody has waited for its end."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "flintmq", *words],
-        env=environment(nsqd),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                process.kill()
+    return utilities.started("flintmq", *words, environment=environment(nsqd))
 
 
 def run(nsqd: Nsqd | None, *words: str, text: bytes = b"") -> subprocess.CompletedProcess[str]:
     """Runs a command until it ends by itself."""
-    with started(nsqd, *words) as process:
-        out, errors = process.communicate(text, timeout=PATIENCE_S)
-        return subprocess.CompletedProcess(words, process.returncode, out.decode(), errors.decode())
+    return utilities.flintmq(*words, text=text, environment=environment(nsqd))
 
 
 def well(nsqd: Nsqd | None, *words: str, text: bytes = b"") -> str:

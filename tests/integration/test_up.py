@@ -11,12 +11,14 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.integration import forked, utilities
 from tests.integration.daemons import PATIENCE_S, wait_until
+from tests.integration.utilities import flintmq
 
 from flintmq import cli
 
@@ -31,14 +33,8 @@ class Up:
         self._output = directory / "up.log"
         self._start = self._output.stat().st_size if self._output.exists() else 0
         with self._output.open("ab") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "flintmq", "up", *flags],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                cwd=directory,
-                env=environment(),
-            )
+            streams: Any = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+            self.process = forked.start(["up", *flags], directory=directory, **streams)
 
     @property
     def said(self) -> str:
@@ -124,15 +120,7 @@ def first_line(up: Up, words: str) -> str:
 
 def failure(directory: Path, *flags: str, code: int = 1) -> str:
     """What a start that must fail says; it is one line on stderr."""
-    done = subprocess.run(
-        [sys.executable, "-m", "flintmq", "up", *flags],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        cwd=directory,
-        env=environment(),
-    )
+    done = flintmq("up", *flags, directory=directory)
     assert done.returncode == code, done
     assert done.stderr.startswith("flintmq up: ") and done.stderr.count("\n") == 1, done.stderr
     return done.stderr
@@ -195,18 +183,13 @@ def test_it_stops_in_order_and_the_data_stays(number, tmp_path, started, up):
 
 
 def test_it_stops_when_nobody_reads_what_it_prints(tmp_path):
-    command = [sys.executable, "-m", "flintmq", "up", "--free-ports"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environment())
-    try:
+    with utilities.started("flintmq", "up", "--free-ports", directory=tmp_path) as process:
         assert process.stdout is not None
-        while "Ctrl-C stops it" not in process.stdout.readline():
+        while b"Ctrl-C stops it" not in process.stdout.readline():
             pass
         process.stdout.close()
         process.terminate()
         assert process.wait(PATIENCE_S) == 0
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_a_second_one_says_that_the_directory_is_in_use(tmp_path, up):

@@ -143,12 +143,8 @@ def test_when_nobody_reads_any_more_it_ends_and_gives_back(shared_nsqd: Nsqd, to
 
 def test_what_cannot_be_written_is_not_finished(shared_nsqd: Nsqd, topic: str):
     shared_nsqd.publish(topic, b"kept")
-    code = "import sys; from flintmq.cli import nsq_tail as run; sys.exit(run())"
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", code, at(shared_nsqd), f"--topic={topic}", "--channel=c"],
-            env={**os.environ, "PYTHONPATH": str(SOURCES)}, stdout=full, stderr=subprocess.PIPE, timeout=PATIENCE_S,
-        )  # fmt: skip
+        done = run("nsq_tail", at(shared_nsqd), f"--topic={topic}", "--channel=c", stdout=full)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == b"nsq_tail: the output cannot be written: No space left on device"
     assert tail(shared_nsqd, topic, 1) == [b"kept"]

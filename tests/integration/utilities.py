@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from tests.integration.daemons import PATIENCE_S, SOURCES, Nsqd, Nsqlookupd
+from tests.integration import forked
+from tests.integration.daemons import PATIENCE_S, Nsqd, Nsqlookupd
 from tests.integration.flavours import address_of
+
+Process = subprocess.Popen[bytes] | forked.Forked
 
 
 @contextlib.contextmanager
-def started(program: str, *arguments: str, log: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs a utility; it is ended when nobody has waited for its end.
+def started(program: str, *arguments: str, log: Path | None = None, **options: Any) -> Iterator[Process]:
+    """Runs a utility, or ``flintmq``; it is ended when nobody has waited for its end.
 
     Args:
         log: a file for stderr, to be read while it runs.
+        options: those of :func:`forked.start`.
     """
-    code = f"import sys; from flintmq.cli import {program} as run; sys.exit(run())"
     with (
         contextlib.nullcontext(subprocess.PIPE) if log is None else log.open("wb") as stderr,
-        subprocess.Popen(
-            [sys.executable, "-c", code, *arguments],
-            env={**os.environ, "PYTHONPATH": str(SOURCES)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-        ) as process,
+        forked.start(arguments, program=program, stderr=stderr, **options) as process,
     ):
         try:
             yield process
@@ -38,14 +34,20 @@ def started(program: str, *arguments: str, log: Path | None = None) -> Iterator[
                 process.kill()
 
 
-def run(program: str, *arguments: str, text: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+def run(program: str, *arguments: str, text: bytes = b"", **options: Any) -> subprocess.CompletedProcess[bytes]:
     """Runs a utility until it ends by itself."""
-    with started(program, *arguments) as process:
+    with started(program, *arguments, **options) as process:
         out, errors = process.communicate(text, timeout=PATIENCE_S)
-        return subprocess.CompletedProcess(arguments, process.returncode, out, errors)
+        return subprocess.CompletedProcess(arguments, process.wait(), out, errors)
 
 
-def end(process: subprocess.Popen[bytes]) -> str:
+def flintmq(*words: str, text: bytes = b"", **options: Any) -> subprocess.CompletedProcess[str]:
+    """Runs a command of ``flintmq`` until it ends by itself."""
+    done = run("flintmq", *words, text=text, **options)
+    return subprocess.CompletedProcess(words, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def end(process: Process) -> str:
     """Tells a utility to end, sees it do so with 0, and returns what it has logged."""
     process.terminate()
     _, errors = process.communicate(timeout=PATIENCE_S)
