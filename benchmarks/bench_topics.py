@@ -11,7 +11,6 @@ import asyncio
 import http.client
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -52,7 +51,10 @@ class Process:
     """
 
     def __init__(self, directory: Path) -> None:
-        self.tcp, self.http = (("127.0.0.1", port) for port in _free_ports(2))
+        self._reserved = [harness.reserved_port() for _ in range(2)]
+        self.tcp: Address
+        self.http: Address
+        self.tcp, self.http = (each.getsockname() for each in self._reserved)
         command = [sys.executable, "-m", "flintmq", "nsqd", f"--data-path={directory / 'data'}", "--log-level=warn"]
         command += [f"--tcp-address=127.0.0.1:{self.tcp[1]}", f"--http-address=127.0.0.1:{self.http[1]}"]
         (directory / "data").mkdir(exist_ok=True)
@@ -97,6 +99,7 @@ class Process:
         """End it at once."""
         self._process.kill()
         self._process.wait()
+        self._free()
 
     def stop(self) -> tuple[float, float]:
         """Ask it to stop; wall and CPU seconds until it has."""
@@ -105,17 +108,14 @@ class Process:
         _, status, usage = os.wait4(self.pid, 0)
         seconds = time.perf_counter() - began
         self._process.returncode = os.waitstatus_to_exitcode(status)
+        self._free()
         if self._process.returncode:
             raise harness.BenchmarkError(f"nsqd stopped with exit code {self._process.returncode}")
         return seconds, usage.ru_utime + usage.ru_stime - cpu_before
 
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports: list[int] = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+    def _free(self) -> None:
+        for each in self._reserved:
+            each.close()
 
 
 def fill(nsqd: Process, topics: int) -> None:

@@ -227,12 +227,12 @@ def find_etcd() -> str:
 
 
 def _start_etcd(binary: str, directory: Path) -> tuple[subprocess.Popen[bytes], str]:
-    ports = []
-    for _ in range(2):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            ports.append(free.getsockname()[1])
-    client, peer = (f"http://127.0.0.1:{port}" for port in ports)
+    with harness.reserved_port() as first, harness.reserved_port() as second:
+        return _start_etcd_on(binary, directory, first.getsockname()[1], second.getsockname()[1])
+
+
+def _start_etcd_on(binary: str, directory: Path, port: int, peer_port: int) -> tuple[subprocess.Popen[bytes], str]:
+    client, peer = (f"http://127.0.0.1:{each}" for each in (port, peer_port))
     command = [binary, f"--data-dir={directory / 'etcd'}", f"--listen-client-urls={client}", "--log-level=error"]
     command += [
         f"--advertise-client-urls={client}",
@@ -242,12 +242,12 @@ def _start_etcd(binary: str, directory: Path) -> tuple[subprocess.Popen[bytes], 
     process = subprocess.Popen([*command, f"--initial-cluster=default={peer}"], stderr=subprocess.DEVNULL)
 
     def is_up() -> bool:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", ports[0]), 1):
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             return True
         return False
 
     until(is_up, "etcd listens")
-    return process, f"127.0.0.1:{ports[0]}"
+    return process, f"127.0.0.1:{port}"
 
 
 # what it costs

@@ -19,6 +19,7 @@ import platform
 import re
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -135,6 +136,14 @@ class Daemon:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+
+
+def reserved_port() -> socket.socket:
+    """Bind a port of 127.0.0.1 that nobody else is given while the socket is open, but that a daemon may listen on."""
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved
 
 
 def scheduled_s(pid: int) -> tuple[float, float]:
