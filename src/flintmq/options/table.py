@@ -15,6 +15,7 @@ Source: NSQ's options.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
@@ -163,6 +164,7 @@ class Options:
         return dataclasses.replace(self, **changes)
 
 
+@functools.cache
 def rows(table: type[Options]) -> tuple[Row, ...]:
     """Return the rows of a table in their order."""
     last = {group: place for place, group in enumerate(table.last_groups, 1)}
