@@ -11,7 +11,7 @@ same run; and a switch costs a microsecond, where threads of the operating syste
 
 Rules of this file: what blocking code may wait for is here and nowhere else (:meth:`Threads.wait`); a thread never
 waits in any other way. What the client does not use of ``threading``, ``socket``, ``select`` and
-``selectors`` is not there.
+``selectors`` is not there; its :class:`~flintmq.client.blocking.lock.Lock` is that of here.
 """
 
 from __future__ import annotations
@@ -105,6 +105,7 @@ class Threads:
             "socket": self._socket(),
             "select": self._select(),
             "selectors": self._selectors(),
+            "Lock": lambda: Lock(self),
         }
         with ExitStack() as stack:
             for module in modules:
@@ -225,8 +226,6 @@ class Threads:
 
         return SimpleNamespace(
             Thread=thread,
-            Lock=lambda: Lock(self),
-            RLock=lambda: Lock(self),
             Condition=lambda lock=None: Condition(self, lock or Lock(self)),
             Event=lambda: Event(self),
             get_ident=lambda: self.ident,
@@ -287,6 +286,9 @@ class Lock:
         self._owner = me
         self._depth += 1
         return True
+
+    def take(self, timeout_s: float = -1) -> bool:
+        return self.acquire(timeout_s != 0, timeout_s or -1)
 
     def release(self) -> None:
         assert self._owner == self._threads.ident or self._threads.is_ending

@@ -22,6 +22,7 @@ from flintmq.client.blocking.connection import Connection
 from flintmq.client.blocking.dead_letters import DeadLetters, LetterProducer
 from flintmq.client.blocking.handshake import check_options
 from flintmq.client.blocking.http import get
+from flintmq.client.blocking.lock import Lock
 from flintmq.client.blocking.lookup import DEADLINE_SLACK_S, Lookup
 from flintmq.client.blocking.pump import WAIT_S, Pump
 from flintmq.client.blocking.subscribing import Subscriptions
@@ -133,10 +134,11 @@ class Consumer(ConsumerState[Value]):
             self._dead_letters = DeadLetters(dead_letter, new_producer)
         self._given_up: deque[Message[Any]] = deque()  # no more than were queued
         self._errors: deque[FlintError] = deque(maxlen=ERROR_COUNT_MAX)
-        self._closing = threading.RLock()
+        self._closing = Lock()
         self._is_started = self._is_stopping = self._is_closed = self._is_foreign = self._has_dropped = False
         self._running: dict[int, None] = {}
-        self._run_ended = threading.Condition()
+        self._run_lock = Lock()
+        self._run_ended = threading.Condition(self._run_lock)
         self._consuming = Consuming(
             settings,
             Message,
@@ -219,7 +221,7 @@ class Consumer(ConsumerState[Value]):
         try:
             self._work(self._settings.handler)
         finally:
-            with self._run_ended:
+            with self._run_lock:
                 self._running.pop(key, None)
                 self._run_ended.notify_all()
             self.close()
@@ -268,7 +270,7 @@ class Consumer(ConsumerState[Value]):
         began = time()
         said_at, deadline = began + DRAIN_SAID_S, began + timeout_s
         own = threading.get_ident()
-        with self._run_ended:
+        with self._run_lock:
             while (busy := sum(key != own for key in self._running)) and (now := time()) < deadline:
                 if now >= said_at:
                     log.warning(DRAIN_WAITS, busy, timeout_s)
@@ -307,8 +309,9 @@ class Consumer(ConsumerState[Value]):
         if not self._is_started:
             return
         self._is_foreign = self._is_stopping = True
-        self._closing = threading.RLock()
-        self._run_ended = threading.Condition()
+        self._closing = Lock()
+        self._run_lock = Lock()
+        self._run_ended = threading.Condition(self._run_lock)
         self._consuming.lock = self._pump.lock
         self._consuming.inbox.end()
 

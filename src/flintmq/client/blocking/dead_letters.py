@@ -10,10 +10,10 @@ Rules of this file:
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 
+from flintmq.client.blocking.lock import Lock
 from flintmq.client.blocking.producer import Producer
 from flintmq.client.blocking.request_connection import RequestConnection
 from flintmq.client.core.dead_letters import Form, Letters
@@ -72,7 +72,7 @@ class DeadLetters:
         self.topic = topic
         self._make = make
         self._producer: LetterProducer | None = None
-        self._lock = threading.Lock()  # held while the producer is made, and while the first letter tries its headers
+        self._lock = Lock()  # held while the producer is made, and while the first letter tries its headers
         self._letters = Letters()
 
     def publish(self, body: bytes, headers: Mapping[str, object]) -> None:

@@ -27,6 +27,7 @@ from flintmq.client.blocking.discovery import LOOK_AGAIN_S, Discovery
 from flintmq.client.blocking.fork import call_in_child
 from flintmq.client.blocking.handshake import check_options
 from flintmq.client.blocking.http import get
+from flintmq.client.blocking.lock import Lock
 from flintmq.client.blocking.lookup import Fetch, Lookup
 from flintmq.client.blocking.pool import Pool
 from flintmq.client.blocking.queues import Queues
@@ -153,7 +154,7 @@ class Producer:
 
     def _new_process(self) -> None:
         """Set up what no two processes may share."""
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._changed = threading.Condition(self._lock)
         self._timers = Timers(self._env.clock)
         self._threads = ThreadPool("flintmq-connect")

@@ -15,11 +15,11 @@ from __future__ import annotations
 import logging
 import selectors
 import socket
-import threading
 from collections.abc import Callable
 
 from flintmq.client.blocking.connection import Connection
 from flintmq.client.blocking.fork import watch as fork_watch
+from flintmq.client.blocking.lock import Lock
 from flintmq.client.blocking.ticker import Ticker
 from flintmq.client.blocking.timers import Timers
 
@@ -49,13 +49,13 @@ class Pump:
         lost: Callable[[Connection], object],
         forked: Callable[[], object],
     ) -> None:
-        self.lock = threading.RLock()
+        self.lock = Lock()
         self.is_waiting = False
         self._timers = timers
         self._prepare = prepare
         self._lost = lost
         self._forked = forked
-        self._turn_lock = threading.RLock()
+        self._turn_lock = Lock()
         self._selector: selectors.BaseSelector
         self._wakeup: socket.socket | None = None
         self._waker: socket.socket | None = None
@@ -89,8 +89,8 @@ class Pump:
 
     def after_fork(self) -> None:
         """In a child: let go of everything that is the parent's."""
-        self.lock = threading.RLock()
-        self._turn_lock = threading.RLock()
+        self.lock = Lock()
+        self._turn_lock = Lock()
         for connection in self._watched:
             connection.abandon()
         self._close_descriptors()
@@ -141,7 +141,7 @@ class Pump:
 
     def wait(self, timeout_s: float, is_over: Callable[[], bool]) -> None:
         """Pump, and wait for the sockets if it is not over when it is this thread's turn."""
-        if self._turn_lock.acquire(timeout=timeout_s):
+        if self._turn_lock.take(timeout_s):
             try:
                 if not is_over():
                     self._turn(timeout_s)
@@ -150,7 +150,7 @@ class Pump:
 
     def once(self) -> None:
         """Send and read what can be without waiting, unless somebody is at it."""
-        if self._turn_lock.acquire(blocking=False):
+        if self._turn_lock.take(0.0):
             try:
                 self._turn(0.0)
             finally:
@@ -160,7 +160,7 @@ class Pump:
         """Pump until it is over, at most so long."""
         deadline = self._timers.time() + timeout_s
         while not is_over() and (left_s := deadline - self._timers.time()) > 0:
-            if self._turn_lock.acquire(timeout=left_s):
+            if self._turn_lock.take(left_s):
                 try:
                     self._turn(min(left_s, WAIT_S))
                 finally:

@@ -11,6 +11,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from flintmq.client.blocking.lock import Lock
+
 log = logging.getLogger("flintmq.client")
 
 THREAD_COUNT_MAX = 16
@@ -27,7 +29,7 @@ class ThreadPool:
     def __init__(self, name: str, size: int = THREAD_COUNT_MAX) -> None:
         self._name = name
         self._size = size
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._jobs: deque[Callable[[], object]] = deque()
         self._thread_count = 0
         self._is_ended = False

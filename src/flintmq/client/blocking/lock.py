@@ -1,0 +1,34 @@
+"""A lock that no interrupt (Ctrl-C) leaves held.
+
+CPython runs the handlers of signals behind the call of a function written in C, and at the beginning of one in Python.
+What a handler raises behind ``acquire`` comes when the lock is held and no ``try`` lets it go again; since 3.14 that is
+so behind the ``__enter__`` of ``with``, too. Here a lock is taken in a function in Python, behind whose return no
+handler runs.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+_RLock: Any = type(threading.RLock())
+
+
+class Lock(_RLock):  # type: ignore[misc] # the class has no public name
+    """A re-entrant lock: a handler of a signal may take what the thread that it interrupts holds."""
+
+    def take(self, timeout_s: float = -1.0) -> bool:
+        """Acquire it, and return whether that went; without ``timeout_s`` it does at last, with 0 at once or not."""
+        held = self._recursion_count()
+        try:
+            return bool(self.acquire(timeout=timeout_s))
+        except BaseException:
+            if self._recursion_count() > held:
+                self.release()
+            raise
+
+    if sys.version_info >= (3, 14):
+
+        def __enter__(self) -> bool:
+            return self.take()
