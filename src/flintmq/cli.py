@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from flintmq import stdout
 from flintmq.errors import FlintError, OptionError, UsageError
 from flintmq.options import Options, StartRefused, nearest, read_command, version_line
 from flintmq.version import __version__
@@ -414,12 +415,12 @@ def _guarded(program: str, failed: str, run: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        _give_up_stdout()
+        stdout.give_up()
         return EXIT_NOBODY_READS
     except OSError as error:
         if error.filename is not None or error.errno not in _OF_OUTPUT:
             raise
-        _give_up_stdout()
+        stdout.give_up()
         print(f"{program}: the output cannot be written: {error.strerror}", file=sys.stderr)
     except StartRefused as error:
         print(f"{program}: {failed}{error}", file=sys.stderr)
@@ -456,11 +457,6 @@ def _open_what_is_closed() -> None:
         if getattr(sys, name) is None:  # the interpreter has found it closed
             stream = open(number, how, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
             setattr(sys, name, stream)
-
-
-def _give_up_stdout() -> None:
-    """Have the rest of the output go nowhere: the interpreter would fail once more when it flushes."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _arguments(arguments: Sequence[str] | None) -> list[str]:

@@ -43,6 +43,7 @@ from flintmq.options import (
     read_command,
     version_line,
 )
+from flintmq.stdout import say
 from flintmq.storage import Files, OsFiles
 from flintmq.version import __version__
 
@@ -330,7 +331,7 @@ def _serve(options: UpOptions) -> None:
     env = Env(hostname=socket.gethostname(), local_names=local_names())
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_until_signal(env, files, options))
-    _say(f"stopped; the messages stay in {options.data_path}")
+    say(f"stopped; the messages stay in {options.data_path}")
 
 
 def _open_data_path(data_path: str) -> OsFiles:
@@ -350,7 +351,7 @@ def _open_data_path(data_path: str) -> OsFiles:
         raise UpFailed(f"cannot use {shown} as the data directory: {error.strerror}", remedy) from error
     except StorageError as error:
         raise UpFailed(str(error), remedy) from error
-    _say(f"{'created' if is_new else 'using'} the data directory {shown}")
+    say(f"{'created' if is_new else 'using'} the data directory {shown}")
     return files
 
 
@@ -361,7 +362,7 @@ async def _until_signal(env: Env, files: OsFiles, options: UpOptions) -> None:
     def asked_to_stop() -> None:
         if not stop.is_set():
             stop.set()
-            _say("stopping: draining connections and writing everything to disk")
+            say("stopping: draining connections and writing everything to disk")
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, asked_to_stop)
@@ -369,7 +370,7 @@ async def _until_signal(env: Env, files: OsFiles, options: UpOptions) -> None:
 
     def ready(where: Listening) -> None:
         files.keep_reserve()
-        _say(greeting(where, options, command))
+        say(greeting(where, options, command))
 
     if options.nsqd > 1:
         await _cluster_main(env, options, ready, stop)
@@ -404,7 +405,7 @@ async def _cluster_main(env: Env, options: UpOptions, ready: Callable[[Listening
     (data_path / "store").mkdir(mode=0o700, exist_ok=True)
     store_files = OsFiles(lookupd_options.store_path)
     lookupd = Nsqlookupd(env, lookupd_options, store_files)
-    nodes = Nodes(lambda number, code: _say(f"nsqd {number} has ended with exit code {code}; the others go on"))
+    nodes = Nodes(lambda number, code: say(f"nsqd {number} has ended with exit code {code}; the others go on"))
     try:
         await lookupd.start()
         store_files.keep_reserve()
@@ -460,12 +461,6 @@ def _port_of(address: str, number: int) -> int:
     split = split_address(address)
     assert split is not None  # the table has checked it
     return split[1] and split[1] + _PORTS_APART * number
-
-
-def _say(text: str) -> None:
-    """Print; who reads it may have gone, which is no reason to end or to go on."""
-    with contextlib.suppress(OSError):
-        print(text, flush=True)
 
 
 async def _say_when_introduced(

@@ -17,7 +17,6 @@ import socket
 import subprocess
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -29,6 +28,7 @@ from flintmq.demo.processes import Process, Server
 from flintmq.errors import FlintError
 from flintmq.net.loop import loop_factory
 from flintmq.options import Choice, Integer, Options, Text, option, read_command, version_line
+from flintmq.stdout import say
 
 TOPIC = "demo"
 NODES = 3
@@ -442,7 +442,7 @@ def run(options: ClusterDemoOptions, directory: Path) -> bool:
         FlintError: something it needs failed.
         asyncio.CancelledError: it was interrupted.
     """
-    story = Story(options, directory, _say)
+    story = Story(options, directory, say)
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             return runner.run(_until_signal(story))
@@ -456,11 +456,6 @@ async def _until_signal(story: Story) -> bool:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     return await story.tell()
-
-
-def _say(text: str) -> None:
-    with suppress(OSError):  # who reads it may have gone
-        print(text, flush=True)
 
 
 __all__ = ["ClusterDemoOptions", "find_etcd", "read", "run"]
