@@ -15,7 +15,6 @@ Source: NSQ's options.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
@@ -164,11 +163,17 @@ class Options:
         return dataclasses.replace(self, **changes)
 
 
-@functools.cache
+_MADE: dict[type[Options], tuple[Row, ...]] = {}  # a start asks for them seven times
+
+
 def rows(table: type[Options]) -> tuple[Row, ...]:
     """Return the rows of a table in their order."""
-    last = {group: place for place, group in enumerate(table.last_groups, 1)}
-    return tuple(sorted(map(_row_of, dataclasses.fields(table)), key=lambda row: last.get(row.group, 0)))
+    made = _MADE.get(table)
+    if made is None:
+        last = {group: place for place, group in enumerate(table.last_groups, 1)}
+        made = tuple(sorted(map(_row_of, dataclasses.fields(table)), key=lambda row: last.get(row.group, 0)))
+        _MADE[table] = made
+    return made
 
 
 def flag_of(attribute: str, kind: Kind) -> str:
