@@ -247,7 +247,7 @@ MALFORMED = {
     "comment": b"{} // x",
     "bare-key": b"{a: 1}",
     "binary": b"\x00\x01\x02",
-    "deep-nesting": b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "deep-nesting": b'{"a":' + b"[" * 1_000_000 + b"]" * 1_000_000 + b"}",
 }
 
 

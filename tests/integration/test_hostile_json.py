@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import sys
 
 import pytest
 from tests.conformance.redesigned_helpers import create, headed, one
@@ -13,6 +14,9 @@ from tests.integration.daemons import PATIENCE_S, Daemons, Nsqd, Nsqlookupd, siz
 
 DEPTHS = [150, 300, 600, 990, 1000, 1010, 7900]
 """Around what Python allows, which depends on how deep the reader stands itself; all of them fit 16 KiB."""
+
+MAY_BE_READ = 1000 if sys.version_info < (3, 12) else 8000
+"""What is not as deep may be read or refused; newer Pythons count what is written in C by itself."""
 
 
 def deep(depth: int) -> bytes:
@@ -55,7 +59,7 @@ def test_identify(nsqd: Nsqd, depth: int):
             connection.send(b"IDENTIFY\n" + sized(b'{"%b":%b}' % (name, deep(depth))))
             kind, data = connection.frame()
             if name == b"nobody_knows" and kind == 0:
-                assert depth < 1000 and data == b"OK"
+                assert depth < MAY_BE_READ and data == b"OK"
             else:
                 assert data.startswith(b"E_BAD_BODY IDENTIFY"), data
 
@@ -65,7 +69,7 @@ def test_headers_of_a_message(nsqd: Nsqd, depth: int):
     with nsqd.connect() as connection:
         connection.send(one("PUB_EXT", "headers", 0, headed(b'{"a":%b}' % deep(depth), b"x")))
         kind, data = connection.frame()
-        assert kind == 1 or depth < 1000, data
+        assert kind == 1 or depth < MAY_BE_READ, data
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
@@ -80,7 +84,7 @@ def test_nsqlookupd(nsqlookupd: Nsqlookupd, depth: int):
         assert b"version" in peer.recv(1000)
         peer.sendall(b"META t\n" + sized(b'{"more":%b}' % deep(depth)))
         answer = peer.recv(1000)
-    assert b"E_BAD_BODY" in answer or (depth < 1000 and b"OK" in answer), answer
+    assert b"E_BAD_BODY" in answer or (depth < MAY_BE_READ and b"OK" in answer), answer
 
 
 def test_an_answer_of_an_auth_server(daemons: Daemons):

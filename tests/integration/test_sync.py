@@ -778,14 +778,16 @@ signal.signal(signal.SIGINT, interrupt)
 consumer = Consumer("t", "c", nsqd_tcp_addresses=sys.argv[1], max_in_flight=500, msg_timeout=1)
 consumer.start()
 print("ready", flush=True)
+def consume():
+    for message in consumer:
+        with message:
+            seen[message.body] = None
+        if len(seen) == count:
+            break
 while len(seen) < count:
     try:
         armed = True
-        for message in consumer:
-            with message:
-                seen[message.body] = None
-            if len(seen) == count:
-                break
+        consume()
         armed = False
     except KeyboardInterrupt:
         interrupts += 1

@@ -54,7 +54,7 @@ def test_what_an_older_nsqd_or_a_script_wrote():
     assert [(topic.name, topic.paused) for topic in found.topics or ()] == [("t", False)]
 
 
-DEEP = b'{"more":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+DEEP = b'{"more":' + b"[" * 1_000_000 + b"]" * 1_000_000 + b"}"
 
 
 @pytest.mark.parametrize(

@@ -249,7 +249,7 @@ async def test_answers_that_cannot_be_used(change: dict[str, Any], reason: str):
     assert reason in str(caught.value)
 
 
-DEEP = b'{"ttl":1,"more":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+DEEP = b'{"ttl":1,"more":' + b"[" * 1_000_000 + b"]" * 1_000_000 + b"}"
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"null", b"[]", b'{"ttl":1,"identity":"\xff"}', DEEP])
