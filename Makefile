@@ -50,7 +50,7 @@ $(BIN)/python:
 	@echo "==> installing FlintMQ and Spark into .venv (once, about 1 GB)"
 	$(BIN)/python -m pip install --disable-pip-version-check -e '.[fast,spark,demo]' && touch $@
 .venv/.dev: pyproject.toml | .venv/.demo
-	@command -v ip >/dev/null || [ -n "$(SUDO)" ] || $(call apt,ip (for tests with networks of their own),iproute2)
+	@type ip curl mkfs.ext4 &>/dev/null || [ -n "$(SUDO)" ] || $(call apt,one of ip curl mkfs.ext4,curl e2fsprogs iproute2)
 	$(BIN)/python -m pip install --disable-pip-version-check -e '.[fast,spark,demo,dev]' && touch $@
 .venv/.suites: tests/foreign/suites/requirements.txt | .venv/.dev
 	@$(BIN)/python -m pip -q download --no-deps -r $< -d .venv/suites && touch $@ || echo "==> no suites: skipped"
