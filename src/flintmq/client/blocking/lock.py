@@ -19,7 +19,7 @@ class Lock(_RLock):  # type: ignore[misc] # the class has no public name
     """A re-entrant lock: a handler of a signal may take what the thread that it interrupts holds."""
 
     def take(self, timeout_s: float = -1.0) -> bool:
-        """Acquire it, and return whether that went; without ``timeout_s`` it does at last, with 0 at once or not."""
+        """Acquire it, and return whether that was possible in so many seconds; -1: wait for it; 0: do not wait."""
         held = self._recursion_count()
         try:
             return bool(self.acquire(timeout=timeout_s))
