@@ -229,7 +229,7 @@ def test_what_cannot_be_read_stops_the_start(daemons: Daemons, spoil, complaint:
         (lambda data: data[: len(data) // 2], "ERROR: taking over the data of NSQ's nsqd: nsqd.dat"),
         (lambda data: b"", "not a list of topics"),
         (lambda data: b"\xff" * 500, "not a list of topics"),
-        (lambda data: b'{"x":' + b"[" * 50_000 + b"]" * 50_000 + b"}", "not a list of topics"),
+        (lambda data: b'{"x":' + b"[" * 1_000_000 + b"]" * 1_000_000 + b"}", "not a list of topics"),
     ],
     ids=["name", "pause", "key", "half", "empty", "garbage", "deep"],
 )

@@ -133,7 +133,7 @@ def test_the_refusal_names_the_class_and_the_way_out():
         (Order, b'{"lines":3}', r"JSON of type Order: Field required - at `\$.id`; .*array - at `\$.lines`$"),
         (Positive, b'{"x":0}', r"greater than 0 - at `\$.x`"),
         (Order, b"nonsense", "JSON of type Order: Invalid JSON"),
-        (Any, b"[" * 1_000_000, "JSON of type .*Any: .*recursion"),
+        (Any, b"[" * 1_000_000, "JSON of type .*Any: .*(recursion|Stack overflow)"),
         (Tree, b"\xff", "JSON of type Tree"),
     ],
 )
