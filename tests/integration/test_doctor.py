@@ -18,8 +18,6 @@ from tests.integration.auth_server import SECRET, AuthServer
 from tests.integration.daemons import Daemons, Nsqd, pub, wait_until
 from tests.integration.utilities import flintmq
 
-SOURCES = Path(__file__).resolve().parents[2] / "src"
-
 
 class Report:
     """What doctor printed with ``--json``, and how it ended."""

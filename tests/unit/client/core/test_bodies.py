@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections.abc
 import enum
+import sys
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
@@ -125,6 +126,9 @@ def test_the_refusal_names_the_class_and_the_way_out():
         decoder(Incomplete)
 
 
+TOO_DEEP = "recursion" if sys.version_info < (3, 14) else "Stack overflow"
+
+
 @pytest.mark.parametrize(
     ("kind", "body", "reason"),
     [
@@ -133,7 +137,7 @@ def test_the_refusal_names_the_class_and_the_way_out():
         (Order, b'{"lines":3}', r"JSON of type Order: Field required - at `\$.id`; .*array - at `\$.lines`$"),
         (Positive, b'{"x":0}', r"greater than 0 - at `\$.x`"),
         (Order, b"nonsense", "JSON of type Order: Invalid JSON"),
-        (Any, b"[" * 1_000_000, "JSON of type .*Any: .*(recursion|Stack overflow)"),
+        (Any, b"[" * 1_000_000, f"JSON of type .*Any: .*{TOO_DEEP}"),
         (Tree, b"\xff", "JSON of type Tree"),
     ],
 )
