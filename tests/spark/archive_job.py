@@ -1,6 +1,7 @@
 """A driver to be killed: archives a topic to Parquet and copies it to another topic, and tells what is archived.
 
-It uses PySpark's own session: that ``format("nsq")`` is known without registration is part of what is tested.
+It uses PySpark's own session: that ``format("nsq")`` is known without registration is part of what is tested. Two
+streams start in it at once, so it is shown to ``flintmq.spark.session`` as the documentation asks.
 
 Usage: ``archive_job.py <nsqd> <topic> <directory> <messages per trigger> <trigger: continuous or now>``
 """
@@ -15,7 +16,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from flintmq.spark.java import find_java_home
-from flintmq.spark.session import settings
+from flintmq.spark.session import session, settings
 
 
 def main(nsqd: str, topic: str, directory: str, messages: str, trigger: str) -> None:
@@ -24,6 +25,7 @@ def main(nsqd: str, topic: str, directory: str, messages: str, trigger: str) -> 
     for name, value in settings("local[2]").items():
         builder = builder.config(name, value)
     spark = builder.master("local[2]").appName("archive").config("spark.ui.enabled", "false").getOrCreate()
+    assert session("archive") is spark
     stream = spark.readStream.format("nsq").option("nsqd", nsqd).option("topic", topic)
     writer = (
         stream.option("channel", "archive")

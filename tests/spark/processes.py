@@ -14,15 +14,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from tests.integration.daemons import PATIENCE_S, SPARK_PATIENCE_S, Nsqd
+from tests.integration.daemons import PATIENCE_S, SPARK_PATIENCE_S, Nsqd, wait_until
 
 import flintmq
-from flintmq.pipeline.streams import STARVED
+from flintmq.pipeline.streams import STARVED, forget_unfinished
 from flintmq.spark.encode import encode_bodies
 from flintmq.spark.options import SinkOptions
 from flintmq.spark.publish import Publisher
@@ -191,10 +191,30 @@ class Driver:
             time.sleep(0.02)
         raise AssertionError(f"no {text!r} within {timeout_s} s:\n{self.story()}")
 
+    def pause(self) -> None:
+        """Stop the driver and its JVM (SIGSTOP), and return when none of their threads runs any more."""
+        self._send(signal.SIGSTOP)
+        wait_until(lambda: set(self._states()) <= STOPPED, lambda: f"its threads: {''.join(self._states())}")
+
+    def go_on(self) -> None:
+        """Have it run again after :meth:`pause`."""
+        self._send(signal.SIGCONT)
+
+    def _send(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):  # all of them have ended
+            os.killpg(self._process.pid, number)
+
+    def _states(self) -> Iterator[str]:
+        """Each thread's state, as ``/proc`` has it."""
+        for stat in Path("/proc").glob("[0-9]*/task/[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                state, _, group = stat.read_text().rpartition(")")[2].split()[:3]
+                if int(group) == self._process.pid:
+                    yield state
+
     def kill(self) -> None:
         """kill -9 of the driver, its JVM and its workers; also what is left of them when it has ended."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._send(signal.SIGKILL)
         self._process.wait(PATIENCE_S)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
@@ -210,6 +230,9 @@ class Driver:
         assert code == 0, self.story()
         return "".join(self.output)
 
+
+STOPPED = set("TtZXx")
+"""States of a thread that does nothing any more, or nothing until SIGCONT."""
 
 RAISED = re.compile(r"(Caused by: )?[\w.$]+(Error|Exception)\b")
 """A line of the output with which an exception begins."""
@@ -228,6 +251,51 @@ def finished(script: Path, *arguments: str, **more: str) -> str:
             if not driver.is_starved:
                 raise
     return Driver(script, *arguments, **more).finish()
+
+
+def logged(checkpoint: Path, name: str) -> int:
+    """Micro-batches in the log of planned (``offsets``) or finished (``commits``) ones."""
+    directory = checkpoint / name
+    return sum(path.name.isdecimal() for path in directory.iterdir()) if directory.is_dir() else 0
+
+
+def is_between(checkpoint: Path) -> bool:
+    """Whether a micro-batch is planned and not finished."""
+    done = logged(checkpoint, "commits")
+    return logged(checkpoint, "offsets") > done
+
+
+def stop_between(driver: Driver, checkpoint: Path, committed: int) -> None:
+    """Stop the driver amid a micro-batch, after so many finished ones; or return when it has starved."""
+    deadline = time.monotonic() + SPARK_PATIENCE_S
+    while time.monotonic() < deadline and driver.is_running:
+        if logged(checkpoint, "commits") >= committed and is_between(checkpoint):
+            driver.pause()
+            if is_between(checkpoint):  # it may have finished before it stood still
+                return
+            driver.go_on()
+        time.sleep(0.005)
+    done = logged(checkpoint, "commits")
+    assert driver.is_starved, f"{done} micro-batches finished, waited for {committed}:\n{driver.story()}"
+
+
+def killed_between(start: Callable[[], Driver], committed: int, checkpoint: Path, *others: Path) -> None:
+    """Kill a driver amid a micro-batch of a query, after so many finished ones; one that starved is started again.
+
+    Args:
+        others: checkpoints of its other queries, whose first plan may have been cut.
+    """
+    for _ in range(STARTS):
+        driver = start()
+        try:
+            stop_between(driver, checkpoint, committed)
+        finally:
+            driver.kill()
+        for each in (checkpoint, *others):
+            forget_unfinished(each)  # else Spark 4.3 never starts that query again
+        if is_between(checkpoint):
+            return
+    raise AssertionError(f"starved at each of {STARTS} starts:\n{driver.story()}")
 
 
 def numbered(first: int, end: int, size: int = 24) -> list[bytes]:

@@ -18,6 +18,7 @@ from tests.spark.processes import NsqdProcess, assert_each_once, numbered
 from flintmq.pipeline.archive import archive as archive_to
 from flintmq.pipeline.lag import lag
 from flintmq.spark.schema import COLUMNS
+from flintmq.spark.session import session
 from flintmq.spark.session_settings import settings
 from flintmq.spark.watch import QueryWatch, watch
 
@@ -49,6 +50,21 @@ def bodies(frame: Any) -> list[bytes]:
 
 def test_spark_finds_the_source_by_itself(spark):
     assert spark._jsparkSession.sessionState().dataSourceManager().dataSourceExists("nsq")
+
+
+def test_a_stream_that_starts_adds_nothing_to_the_environment_that_all_streams_share(spark, source, topic, tmp_path):
+    """Two that add a name at the same time corrupt it, and no query can send a task any more."""
+    environment = (
+        spark._jsparkSession.sessionState().dataSourceManager().lookupDataSource("nsq").dataSourceCls().envVars()
+    )
+    for name in list(environment):
+        if name.startswith("SPARK_"):
+            environment.remove(name)  # as before the first stream
+    session("tests")
+    before = set(environment)
+    writer = source(spark.readStream).load().writeStream.format("noop")
+    run(writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start())
+    assert set(environment) == before
 
 
 def test_the_settings_are_in_force(spark):

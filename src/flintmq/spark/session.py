@@ -16,7 +16,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flintmq.errors import OptionError
 from flintmq.spark.errors import SetupError
@@ -27,6 +27,7 @@ from flintmq.spark.session_settings import (
     EXTRA,
     JVM_FLAGS,
     QUICK,
+    STREAM_ENVIRONMENT,
     THROUGHPUT,
     local_cores,
     settings,
@@ -158,12 +159,31 @@ def _register(spark: SparkSession) -> None:
 
     from flintmq.spark.source import NsqDataSource
 
+    name = NsqDataSource.name()
     try:
-        is_known = spark._jsparkSession.sessionState().dataSourceManager().dataSourceExists(NsqDataSource.name())
-    except Py4JError:  # not a public interface
-        is_known = False
-    if not is_known:
+        sources = spark._jsparkSession.sessionState().dataSourceManager()
+        if not sources.dataSourceExists(name):
+            spark.dataSource.register(NsqDataSource)
+        _complete(sources.lookupDataSource(name).dataSourceCls().envVars())
+    except Py4JError as error:  # not a public interface
+        log.debug("Spark has other names for its data sources: %s", error)
         spark.dataSource.register(NsqDataSource)
+
+
+def _complete(environment: Any) -> None:
+    """Put into the source's environment what each stream puts there when it starts, from a thread of its own.
+
+    Spark keeps one map for all streams and guards it with no lock. Of two that start at the same time both may add a
+    name, which the map then counts twice: from there on no query of that driver can send a task that reads from the
+    source ("Illegal size 5 of collection, expected 6", or OptionalDataException). With every name in it, a start only
+    replaces values.
+
+    Args:
+        environment: a ``java.util.Map`` of the JVM.
+    """
+    for name, value in STREAM_ENVIRONMENT.items():
+        if not environment.containsKey(name):
+            environment.put(name, value)
 
 
 def _require_pyspark() -> None:

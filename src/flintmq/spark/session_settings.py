@@ -33,6 +33,13 @@ COSTS = {
     "spark.sql.session.timeZone": "times are shown and parsed in another zone",
 }
 """Settings of :func:`session`, and what a session without them pays."""
+STREAM_ENVIRONMENT = {
+    "SPARK_AUTH_SOCKET_TIMEOUT": "15",
+    "SPARK_BUFFER_SIZE": "65536",
+    "SPARK_LOCAL_DIRS": "/tmp",
+    "SPARK_PYTHON_RUNTIME": "PYTHON_WORKER",
+}
+"""What Spark adds to the environment of a source when a stream starts, each with a value that holds until then."""
 EXTRA = "pip install 'flintmq[spark]'"
 
 log = logging.getLogger("flintmq.spark")
