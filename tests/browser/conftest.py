@@ -6,18 +6,14 @@ Without a Chromium in the path, or without axe (`npm ci` in this folder), the te
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, expect, sync_playwright
 from tests.browser.deployment import Deployment, deployed
 from tests.browser.visitor import CHROMIUM_FLAGS, Visitor, axe_source
+from tests.chromium import CHROMIUM
 from tests.integration.daemons import PATIENCE_S
-
-HERE = Path(__file__).parent
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 def _needs(is_there: bool, what: str) -> None:

@@ -5,7 +5,6 @@ With another directory as argument: of every page, light and dark, wide and narr
 
 from __future__ import annotations
 
-import shutil
 import sys
 import tempfile
 import time
@@ -17,6 +16,7 @@ from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 from tests.browser.deployment import Deployment, deployed, report_query
 from tests.browser.visitor import CHROMIUM_FLAGS, Visitor
+from tests.chromium import CHROMIUM
 from tests.integration.daemons import Daemons, running_cluster, wait_until
 
 Colour: TypeAlias = tuple[int, int, int]
@@ -111,9 +111,8 @@ def main(arguments: list[str]) -> None:
     """Make them."""
     directory = Path(arguments[0]) if arguments else DOCS
     directory.mkdir(parents=True, exist_ok=True)
-    executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     with tempfile.TemporaryDirectory() as temporary, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=CHROMIUM_FLAGS)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_FLAGS)
         flag = "--e2e-processing-latency-percentile=0.99,0.5"
         with deployed(Path(temporary), flag, is_tidy=not arguments) as deployment:
             visitor = Visitor(browser, deployment.url)

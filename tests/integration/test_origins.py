@@ -1,6 +1,6 @@
 """Web pages of strangers and the HTTP ports of both daemons: what browsers send is refused, everybody else is served.
 
-With a Chromium in the path (Debian: chromium) two tests let a real browser try.
+With a Chromium in the path (Debian: chromium-headless-shell or chromium) two tests let a real browser try.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import http.server
 import json
-import shutil
 import socket
 import ssl
 import subprocess
@@ -20,12 +19,12 @@ from typing import Any
 
 import pytest
 from tests.certificates import Certificates
+from tests.chromium import CHROMIUM
 from tests.integration.daemons import Daemon, Daemons, Nsqd, Nsqlookupd, wait_until
 from tests.integration.test_upgrades import https_address
 
 EVIL = "https://evil.example"
 WIKI = "https://wiki.example"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 BROWSER_PATIENCE_S = 90.0
 
 NSQD_CHANGES = [
