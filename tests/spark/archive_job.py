@@ -1,31 +1,19 @@
 """A driver to be killed: archives a topic to Parquet and copies it to another topic, and tells what is archived.
 
-It uses PySpark's own session: that ``format("nsq")`` is known without registration is part of what is tested. Two
-streams start in it at once, so it is shown to ``flintmq.spark.session`` as the documentation asks.
-
 Usage: ``archive_job.py <nsqd> <topic> <directory> <messages per trigger> <trigger: continuous or now>``
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
-
-from flintmq.spark.java import find_java_home
-from flintmq.spark.session import session, settings
+from flintmq.spark.session import session
 
 
 def main(nsqd: str, topic: str, directory: str, messages: str, trigger: str) -> None:
-    os.environ["JAVA_HOME"] = str(find_java_home(os.environ))  # the machine may have no Java of its own
-    builder: Any = SparkSession.builder
-    for name, value in settings("local[2]").items():
-        builder = builder.config(name, value)
-    spark = builder.master("local[2]").appName("archive").config("spark.ui.enabled", "false").getOrCreate()
-    assert session("archive") is spark
+    spark = session("archive", "local[2]", **{"spark.ui.enabled": "false"})
     stream = spark.readStream.format("nsq").option("nsqd", nsqd).option("topic", topic)
     writer = (
         stream.option("channel", "archive")
