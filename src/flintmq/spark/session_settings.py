@@ -39,7 +39,7 @@ STREAM_ENVIRONMENT = {
     "SPARK_LOCAL_DIRS": "/tmp",
     "SPARK_PYTHON_RUNTIME": "PYTHON_WORKER",
 }
-"""What Spark adds to the environment of a source when a stream starts, each with a value that holds until then."""
+"""Names that Spark adds to the environment of a source when a stream starts, with values that hold until then."""
 EXTRA = "pip install 'flintmq[spark]'"
 
 log = logging.getLogger("flintmq.spark")
