@@ -265,18 +265,19 @@ def is_between(checkpoint: Path) -> bool:
     return logged(checkpoint, "offsets") > done
 
 
-def stop_between(driver: Driver, checkpoint: Path, committed: int) -> None:
-    """Stop the driver amid a micro-batch, after so many finished ones; or return when it has starved."""
+def stopped_between(driver: Driver, checkpoint: Path, committed: int) -> bool:
+    """Stop the driver amid a micro-batch, after so many finished ones; False when it has starved before."""
     deadline = time.monotonic() + SPARK_PATIENCE_S
     while time.monotonic() < deadline and driver.is_running:
         if logged(checkpoint, "commits") >= committed and is_between(checkpoint):
             driver.pause()
             if is_between(checkpoint):  # it may have finished before it stood still
-                return
+                return True
             driver.go_on()
         time.sleep(0.005)
     done = logged(checkpoint, "commits")
     assert driver.is_starved, f"{done} micro-batches finished, waited for {committed}:\n{driver.story()}"
+    return False
 
 
 def killed_between(start: Callable[[], Driver], committed: int, checkpoint: Path, *others: Path) -> None:
@@ -288,12 +289,12 @@ def killed_between(start: Callable[[], Driver], committed: int, checkpoint: Path
     for _ in range(STARTS):
         driver = start()
         try:
-            stop_between(driver, checkpoint, committed)
+            is_cut = stopped_between(driver, checkpoint, committed)
         finally:
             driver.kill()
         for each in (checkpoint, *others):
             forget_unfinished(each)  # else Spark 4.3 never starts that query again
-        if is_between(checkpoint):
+        if is_cut:
             return
     raise AssertionError(f"starved at each of {STARTS} starts:\n{driver.story()}")
 
