@@ -37,8 +37,7 @@ docs: .venv/.dev # write docs/reference and contrib from the tables in the code
 	$(BIN)/python docs/generate.py
 clean: # remove caches and build output
 	rm -rf .chaos build dist .coverage* .*_cache .hypothesis && find . -path ./.venv -prune -o -name __pycache__ -prune -exec rm -rf {} +
-distclean: clean # and what setup made
-	rm -rf .venv tests/foreign/node_modules tests/browser/node_modules
+distclean: clean; rm -rf .venv tests/foreign/node_modules tests/browser/node_modules # and what setup made
 apt = { echo "==> $(1) is missing: running $(strip $(SUDO) apt-get install $(2))"; $(SUDO) apt-get -qq update && \
 	$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o Dpkg::Use-Pty=0 --no-install-recommends install $(2); }
 $(BIN)/python:
@@ -56,5 +55,6 @@ $(BIN)/python:
 	@$(BIN)/python -m pip -q download --no-deps -r $< -d .venv/suites && touch $@ || echo "==> no suites: skipped"
 tests/%/node_modules/.ready: tests/%/package.json
 	@command -v npm >/dev/null || { [ -n "$(SUDO)" ] && echo "==> no npm and not root: tests/$* will be skipped"; } || $(call apt,npm (for tests/$*),nodejs npm)
-	@[ $* != browser ] || command -v chromium-headless-shell >/dev/null || [ -n "$(SUDO)" ] || $(call apt,Chromium's shell (for tests/browser),chromium-headless-shell) || command -v chromium chromium-browser google-chrome || echo "==> no Chromium: tests/browser will be skipped"
+	@[ $* != browser ] || command -v chromium-headless-shell || [ -n "$(SUDO)" ] || $(call apt,Chromium's shell,chromium-headless-shell) || \
+	command -v chromium chromium-browser google-chrome || echo "==> no Chromium: tests/browser will be skipped"
 	@! command -v npm >/dev/null || { cd tests/$* && npm ci --no-audit --no-fund && touch node_modules/.ready; }
