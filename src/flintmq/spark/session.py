@@ -4,7 +4,7 @@ The rules of this file: a setting the caller gives wins over ours, whether here 
 already is left as it is, and what it lacks is told once, with what that costs; nothing is set that changes results, but
 the time zone of the session, which is UTC.
 
-Source: docs/decisions/0006.
+Source: docs/decisions/0006, docs/decisions/0041.
 """
 
 from __future__ import annotations
@@ -173,10 +173,8 @@ def _register(spark: SparkSession) -> None:
 def _complete(environment: Any) -> None:
     """Put into the source's environment what each stream puts there when it starts, from a thread of its own.
 
-    Spark keeps one map for all streams and guards it with no lock. Of two that start at the same time both may add a
-    name, which the map then counts twice: from there on no query of that driver can send a task that reads from the
-    source ("Illegal size 5 of collection, expected 6", or OptionalDataException). With every name in it, a start only
-    replaces values.
+    Two threads that add a name at the same time corrupt the map, after which no query can send a task that reads from
+    the source; with every name in it they only replace values.
 
     Args:
         environment: a ``java.util.Map`` of the JVM.
