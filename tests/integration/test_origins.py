@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import http.server
 import json
+import os
+import signal
 import socket
 import ssl
 import subprocess
@@ -252,11 +254,11 @@ def visit(url: str, server: PageServer, directory: Path) -> dict[str, Any]:
     names = "--host-resolver-rules=MAP evil.example 127.0.0.1"
     command = [CHROMIUM, *flags.split(), names, f"--user-data-dir={directory}", url]
     with (directory / "browser.log").open("wb") as log:
-        browser = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        browser = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
     try:
         return wait_until(lambda: server.reports, "the page reports", BROWSER_PATIENCE_S)[0]
     finally:
-        browser.terminate()
+        os.killpg(browser.pid, signal.SIGKILL)  # Debian's headless shell is the child of a script
         browser.wait(BROWSER_PATIENCE_S)
 
 
