@@ -55,6 +55,6 @@ $(BIN)/python:
 	@$(BIN)/python -m pip -q download --no-deps -r $< -d .venv/suites && touch $@ || echo "==> no suites: skipped"
 tests/%/node_modules/.ready: tests/%/package.json
 	@command -v npm >/dev/null || { [ -n "$(SUDO)" ] && echo "==> no npm and not root: tests/$* will be skipped"; } || $(call apt,npm (for tests/$*),nodejs npm)
-	@[ $* != browser ] || command -v chromium-headless-shell || [ -n "$(SUDO)" ] || $(call apt,Chromium's shell,chromium-headless-shell) || \
-	command -v chromium chromium-browser google-chrome || echo "==> no Chromium: tests/browser will be skipped"
+	@[ $* != browser ] || command -v chromium-headless-shell >/dev/null || [ -n "$(SUDO)" ] || $(call apt,Chromium's shell,chromium-headless-shell) || \
+	command -v chromium chromium-browser google-chrome >/dev/null || echo "==> no Chromium: tests/browser will be skipped"
 	@! command -v npm >/dev/null || { cd tests/$* && npm ci --no-audit --no-fund && touch node_modules/.ready; }

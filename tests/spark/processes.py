@@ -295,6 +295,7 @@ def killed_between(start: Callable[[], Driver], committed: int, checkpoint: Path
         for each in (checkpoint, *others):
             forget_unfinished(each)  # else Spark 4.3 never starts that query again
         if is_cut:
+            assert is_between(checkpoint), "no micro-batch was cut in two, the test proved nothing"
             return
     raise AssertionError(f"starved at each of {STARTS} starts:\n{driver.story()}")
 

@@ -24,12 +24,12 @@ def test_exactly_once_over_kill_9_of_the_driver(nsqd: NsqdProcess, topic: str, t
     nsqd.post(f"/topic/create?topic={topic}-copy&partition_num=3")
     published = threading.Thread(target=publish_slowly, args=(nsqd, topic))
     published.start()
-    arguments = (nsqd.address, topic, str(tmp_path))
+    arguments = (nsqd.address, topic, str(tmp_path), "500")
     checkpoint, copying = tmp_path / "checkpoint", tmp_path / "copy-checkpoint"
     for committed, watched, other in ((2, checkpoint, copying), (4, copying, checkpoint)):
-        killed_between(lambda: Driver(JOB, *arguments, "500", "continuous"), committed, watched, other)
+        killed_between(lambda: Driver(JOB, *arguments, "continuous"), committed, watched, other)
     published.join(SPARK_PATIENCE_S)
-    finished(JOB, *arguments, str(MESSAGES), "now")
+    finished(JOB, *arguments, "now")
 
     rows = [line.split() for line in (tmp_path / "found.txt").read_text().splitlines()]
     assert_each_once((body.encode() for _, body in rows), MESSAGES)

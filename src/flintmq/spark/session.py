@@ -180,8 +180,7 @@ def _complete(environment: Any) -> None:
         environment: a ``java.util.Map`` of the JVM.
     """
     for name, value in STREAM_ENVIRONMENT.items():
-        if not environment.containsKey(name):
-            environment.put(name, value)
+        environment.putIfAbsent(name, value)
 
 
 def _require_pyspark() -> None:
