@@ -28,6 +28,8 @@ from flintmq import Producer
 _topics = (f"files{number}" for number in count())
 SOON = "--sync-interval=50ms"
 CHANNEL = "nsq_to_file"
+HOUR = "%Y-%m-%d_%H"
+"""What names a file by default: one is begun with each hour, also by a test that runs when it strikes."""
 
 
 @pytest.fixture
@@ -55,15 +57,18 @@ def wait_finished(nsqd: Nsqd, topic: str, number: int) -> None:
 
 def test_messages_are_in_a_file_with_the_name_that_nsq_gives_it(shared_nsqd: Nsqd, topic: str, tmp_path: Path):
     shared_nsqd.publish(topic, b"one", b"two", b"\xff\x00")
+    hours = {time.strftime(HOUR)}
     with started("nsq_to_file", at(shared_nsqd), f"--topic={topic}", f"--output-dir={tmp_path}", SOON) as process:
         wait_finished(shared_nsqd, topic, 3)
         log = end(process)
-    (path,) = tmp_path.iterdir()
-    host = re.escape(socket.gethostname().split(".")[0])
-    assert re.fullmatch(rf"{topic}\.{host}\.\d{{4}}-\d\d-\d\d_\d\d\.log", path.name)
-    assert path.read_bytes() == b"one\ntwo\n\xff\x00\n"
-    assert re.search(rf"^\[nsq_to_file\] .* INFO: \[{topic}/{CHANNEL}\] opening {path}$", log, re.MULTILINE)
-    assert path.stat().st_mode & 0o777 == 0o666 & ~_umask()
+    hours.add(time.strftime(HOUR))
+    paths = sorted(tmp_path.iterdir())
+    host = socket.gethostname().split(".")[0]
+    assert {path.name for path in paths} <= {f"{topic}.{host}.{hour}.log" for hour in hours}
+    assert b"".join(path.read_bytes() for path in paths) == b"one\ntwo\n\xff\x00\n"
+    for path in paths:
+        assert re.search(rf"^\[nsq_to_file\] .* INFO: \[{topic}/{CHANNEL}\] opening {path}$", log, re.MULTILINE)
+        assert path.stat().st_mode & 0o777 == 0o666 & ~_umask()
 
 
 def _umask() -> int:
