@@ -24,6 +24,8 @@ from tests.integration.test_upgrades import https_address
 from tests.integration.utilities import at, end, flintmq, run, started
 
 TOKEN = "a-token-of-thirty-two-characters"
+ONE_FILE = "--filename-format=<TOPIC>.log"
+"""For nsq_to_file, which by default begins another one when the hour strikes."""
 _topics = (f"secured{number}" for number in count())
 
 
@@ -118,7 +120,7 @@ def test_nsq_tail(place: Place, topic: str):
 
 
 def test_nsq_to_file(place: Place, topic: str, tmp_path: Path):
-    arguments = (f"--topic={topic}", f"--output-dir={tmp_path}", "--filename-format=x.log", *place.consuming())
+    arguments = (f"--topic={topic}", f"--output-dir={tmp_path}", ONE_FILE, *place.consuming())
     with started("nsq_to_file", at(place.nsqd), *arguments) as process:
         wait_until(lambda: any(path.stat().st_size for path in tmp_path.iterdir()), "it is written")
         end(process)
@@ -180,13 +182,7 @@ def test_nsq_tail_finds_nsqd(place: Place, topic: str):
 
 
 def test_nsq_to_file_finds_topics_by_a_pattern(place: Place, topic: str, tmp_path: Path):
-    arguments = (
-        f"--topic-pattern=^{topic}$",
-        f"--output-dir={tmp_path}",
-        "--filename-format=x.log",
-        *place.found(),
-        *place.consuming(),
-    )
+    arguments = (f"--topic-pattern=^{topic}$", f"--output-dir={tmp_path}", ONE_FILE, *place.found(), *place.consuming())
     with started("nsq_to_file", *arguments) as process:
         wait_until(lambda: any(path.stat().st_size for path in tmp_path.iterdir()), "it is written")
         end(process)
