@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
-tested = { $(BIN)/pytest --collect-only -qq $(1) >/dev/null & $(MAKE) static && wait; } && $(BIN)/pytest $(2) $(1)
+tested = { $(BIN)/pytest --collect-only -qq $(1) >/dev/null & $(3) $(MAKE) static && wait; } && $(BIN)/pytest $(2) $(1)
 NODE := $(patsubst %/package.json,%/node_modules/.ready,$(wildcard tests/foreign/package.json tests/browser/package.json))
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -15,8 +15,8 @@ help: # print this list
 setup: .venv/.dev $(NODE) .venv/.suites # everything below once; the others call it themselves
 demo: .venv/.demo; $(BIN)/flintmq demo # real data through broker, consumers and Spark, with a kill -9 in the middle
 cluster: .venv/.dev; $(BIN)/flintmq demo cluster # 3 nsqd, 2 nsqlookupd and etcd under load, and a leader that is killed
-test: setup # all checks, while the tests are compiled, and all tests: most wait, so four processes on two processors
-	$(call tested,,-n 4 --dist loadfile --no-loadscope-reorder -m 'not long')
+test: setup # all checks, while tests and classes of Spark are made ready, and all tests: four processes, as most of them wait
+	$(call tested,,-n 4 --dist loadfile --no-loadscope-reorder -m 'not long',XDG_CACHE_HOME=$(CURDIR)/.venv/cache $(BIN)/flintmq pipeline warm &)
 node: setup; $(BIN)/pytest --one-node -n 4 --dist loadfile --no-loadscope-reorder -m 'not long and not spark' # the tests without those of cluster, pipeline and page
 check: .venv/.dev # what to run before every commit: style, types, layers, unit tests
 	$(call tested,tests/unit tests/scripts tests/test_tidy.py,-q -n 2 --dist loadfile -m 'not slow')

@@ -25,6 +25,9 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):  # compiling all tests takes a
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a script started with "&": children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+if sys.prefix != sys.base_prefix:  # what Spark keeps goes with the virtual environment; so says the Makefile
+    os.environ["XDG_CACHE_HOME"] = str(Path(sys.prefix) / "cache")
+
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-Xms64m -XX:MaxNewSize=32m")  # Java would begin with a 64th of the memory
 
 LARGE = {
@@ -34,6 +37,7 @@ LARGE = {
         "tests/integration/test_up.py::test_the_printed_spark_command",
         "tests/spark/test_crash.py",
         "tests/spark/test_kills.py",
+        "tests/spark/test_warm.py",
         "tests/spark/test_prefetch.py",
         "tests/spark/test_spool_spark.py",
         "tests/spark/test_without_java.py",

@@ -7,6 +7,7 @@ Spark finds in the archive to ``found.parquet``.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from flintmq.spark import session
+from flintmq.spark.java import find_java_home
+from flintmq.spark.session_settings import QUICK_JVM_FLAGS, with_archive
 
 COLUMNS = "topic,partition,log_id,offset,body"
 
@@ -27,7 +30,7 @@ def main(given: dict[str, Any]) -> None:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "768m",
         "spark.executor.memory": "512m",
-        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.executor.extraJavaOptions": with_archive(QUICK_JVM_FLAGS, find_java_home(os.environ), os.environ),
         "spark.executor.heartbeatInterval": "2s",
         "spark.network.timeout": f"{lost_after_s}s",
         "spark.network.timeoutInterval": "2s",

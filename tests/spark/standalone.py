@@ -19,9 +19,9 @@ from tests.spark.processes import environment
 
 from flintmq.spark.home import linked_home
 from flintmq.spark.java import find_java_home
+from flintmq.spark.session_settings import QUICK_JVM_FLAGS, with_archive
 
 _CLASSES = "org.apache.spark.deploy"
-_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss512k"
 
 
 class Standalone:
@@ -59,6 +59,10 @@ class Standalone:
             signal_tree(process_id, signal.SIGKILL)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
+    @property
+    def master_process_id(self) -> int:
+        return self._master.pid
+
     def _start_worker(self, number: int) -> subprocess.Popen[bytes]:
         words = ["-c", "1", "-m", "1g", "--host", "127.0.0.1", "-d", str(self._scratch / str(number)), self.url]
         return self._start(f"worker-{number}", f"{_CLASSES}.worker.Worker", "--webui-port", "0", *words)
@@ -67,11 +71,12 @@ class Standalone:
         found = find_spec("pyspark")
         assert found is not None and found.origin is not None
         home = linked_home(os.environ) or Path(found.origin).parent
+        java_home = find_java_home(os.environ)
         more = {
             "SPARK_HOME": str(home),
-            "JAVA_HOME": str(find_java_home(os.environ)),
+            "JAVA_HOME": str(java_home),
             "SPARK_DAEMON_MEMORY": "192m",
-            "SPARK_DAEMON_JAVA_OPTS": _JVM,
+            "SPARK_DAEMON_JAVA_OPTS": with_archive(f"{QUICK_JVM_FLAGS} -Xss512k", java_home, os.environ),
             # a master forgets an application whose executors have failed too often in a row
             "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false -Dspark.deploy.maxExecutorRetries=-1 "
             f"-Dspark.worker.timeout={self.lost_after_s}",

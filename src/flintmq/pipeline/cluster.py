@@ -38,6 +38,7 @@ from flintmq.pipeline.options import SPARK
 from flintmq.spark.errors import SetupError
 from flintmq.spark.home import linked_home
 from flintmq.spark.java import cache_directory, find_java_home
+from flintmq.spark.session_settings import QUICK_JVM_FLAGS, with_archive
 from flintmq.version import __version__
 
 STATE, LOGS, WORK, LOCK = "cluster.json", "logs", "work", ".lock"
@@ -46,7 +47,6 @@ END_PATIENCE_S = 20.0
 ASK_TIMEOUT_S = 10.0
 _POLL_S = 0.05
 _CLASSES = "org.apache.spark.deploy"
-_SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _TAIL = 1500
 
 _clock = SystemClock()
@@ -193,7 +193,7 @@ class _Start:
             "SPARK_HOME": str(spark_home),
             "JAVA_HOME": str(java_home),
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": _SMALL_JVM,
+            "SPARK_DAEMON_JAVA_OPTS": with_archive(QUICK_JVM_FLAGS, java_home, os.environ),
             "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",
             "SPARK_LOCAL_DIRS": str(directory / WORK),
             "SPARK_LOCAL_IP": options.host,

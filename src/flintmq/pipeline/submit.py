@@ -25,8 +25,9 @@ from flintmq.errors import FlintError, UsageError
 from flintmq.options import Choice, Options, Repeated, Switch, Text, option, read_command, version_line
 from flintmq.pipeline.options import SPARK, pairs
 from flintmq.spark.errors import SetupError
+from flintmq.spark.home import driver_home
 from flintmq.spark.java import cache_directory, find_java_home
-from flintmq.spark.session_settings import settings
+from flintmq.spark.session_settings import JVM_FLAGS, settings, with_archive
 from flintmq.version import __version__
 
 ENVIRONMENT = "flintmqenv"
@@ -153,7 +154,11 @@ def submission(options: SubmitOptions, words: Sequence[str], archive: Path | Non
         program, rest = str(Path(flintmq.__file__).with_name("__main__.py")), ["pipeline", program, *more, *rest]
     else:
         raise UsageError(f"{program} is neither a .py file nor a job; jobs are {', '.join(JOBS)}")
-    conf = {**settings(options.master, options.jvm), **pairs("--conf", options.conf)}
+    java_home = find_java_home(os.environ)
+    conf = settings(options.master, options.jvm)
+    if flags := with_archive(conf.get(JVM_FLAGS, ""), java_home, os.environ):
+        conf[JVM_FLAGS] = flags
+    conf |= pairs("--conf", options.conf)
     command = [str(_spark_submit()), "--master", options.master]
     if archive is not None:
         command += ["--archives", f"{archive}#{ENVIRONMENT}"]
@@ -164,7 +169,9 @@ def submission(options: SubmitOptions, words: Sequence[str], archive: Path | Non
         command += ["--conf", f"{name}={value}"]
     root = str(Path(flintmq.__file__).parents[1])
     path = os.pathsep.join(each for each in (root, os.environ.get("PYTHONPATH", "")) if each)
-    environment = {"JAVA_HOME": str(find_java_home(os.environ)), "PYTHONPATH": path}
+    environment = {"JAVA_HOME": str(java_home), "PYTHONPATH": path}
+    if (home := driver_home(options.master, os.environ)) is not None:
+        environment["SPARK_HOME"] = str(home)
     if "PYSPARK_PYTHON" not in os.environ:
         # the driver's; executors of a cluster run their own
         environment["PYSPARK_DRIVER_PYTHON"] = sys.executable

@@ -1,8 +1,8 @@
-"""``flintmq pipeline warm``: an archive of Spark's classes, with which ``flintmq.spark.session`` starts sooner.
+"""``flintmq pipeline warm``: an archive of Spark's classes, with which whatever starts Spark here does so sooner.
 
 A JVM spends most of a short session on reading and verifying the classes of 460 MB of jars. It can write those it has
-loaded into a file (class data sharing), and map that file into memory the next time. ``session`` uses the file when it
-is there; it belongs to one Java and one PySpark, and both are in its name.
+loaded into a file (class data sharing), and map that file into memory the next time. ``session``, ``submit`` and
+``cluster up`` use the file when it is there; it belongs to one Java and one PySpark, and both are in its name.
 
 The rules of this file: the archive is made in a session that does what sessions with format nsq do; it is written
 beside its place and renamed.
@@ -24,7 +24,6 @@ from flintmq.clock import SystemClock
 from flintmq.options import SECOND, Duration, Options, Switch, option, read_command, version_line
 from flintmq.pipeline.options import SPARK
 from flintmq.spark.errors import SetupError
-from flintmq.spark.home import linked_home
 from flintmq.spark.java import find_java_home
 from flintmq.spark.session import session
 from flintmq.spark.session_settings import QUICK_JVM_FLAGS, class_archive
@@ -42,7 +41,7 @@ class WarmOptions(Options):
     program: ClassVar[str] = "flintmq pipeline warm"
     summary: ClassVar[str] = (
         "flintmq pipeline warm writes an archive of the classes that Spark loads, once for each Java and PySpark; "
-        "sessions of flintmq.spark.session with jvm=quick then start sooner."
+        "sessions of flintmq.spark.session, flintmq pipeline submit and flintmq pipeline cluster then start sooner."
     )
 
     force: bool = option(Switch(), False, "write it anew, although it is there", group=SPARK)
@@ -75,7 +74,7 @@ def warm(*, force: bool = False, timeout_s: float = 600.0) -> Warmed:
         SetupError: Java or PySpark is missing, the session failed, or the file cannot be written.
     """
     java_home = find_java_home(os.environ)
-    path = class_archive(java_home, linked_home(os.environ))
+    path = class_archive(java_home, os.environ)
     if path.is_file() and not force:
         return Warmed(path, False, path.stat().st_size, 0.0)
     began_ns = _clock.monotonic_ns()

@@ -1,4 +1,4 @@
-"""A SPARK_HOME in which the Python workers of a local session find PySpark compiled.
+"""A SPARK_HOME in which the Python processes of a driver, master or worker find PySpark compiled.
 
 Spark puts ``SPARK_HOME/python/lib/pyspark.zip`` before all else on the path of its workers. Nothing keeps what is
 compiled out of a zip, so each of these processes compiles PySpark anew: some 0.45 s of processor time, and a session
@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from flintmq.spark.java import cache_directory
+from flintmq.spark.session_settings import local_cores
 
 NAME = "SPARK_HOME"
 _SAME = ("bin", "conf", "data", "examples", "jars", "licenses", "sbin")
@@ -50,6 +51,13 @@ def linked_home(environment: Mapping[str, str]) -> Path | None:
     except OSError:
         return None
     return home
+
+
+def driver_home(master: str, environment: Mapping[str, str]) -> Path | None:
+    """Return :func:`linked_home` for a driver that starts here; None where Spark sends the zips on, as to YARN."""
+    if local_cores(master) is None and not master.startswith("spark://"):
+        return None
+    return linked_home(environment)
 
 
 @contextmanager
@@ -89,4 +97,4 @@ def _link(home: Path, package: Path, zips: Mapping[str, Path]) -> None:
             raise
 
 
-__all__ = ["linked_home", "named"]
+__all__ = ["driver_home", "linked_home", "named"]

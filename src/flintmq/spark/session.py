@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from flintmq.errors import OptionError
 from flintmq.spark.errors import SetupError
-from flintmq.spark.home import linked_home, named
+from flintmq.spark.home import driver_home, named
 from flintmq.spark.java import find_java_home
 from flintmq.spark.session_settings import (
     COSTS,
@@ -84,10 +84,10 @@ def session(app: str, master: str = "", jvm: str = QUICK, **conf: str) -> SparkS
         _prepare_environment(master, has_jvm=bool(given))
         builder = builder.master(master)
         chosen = {name: value for name, value in settings(master, jvm).items() if name not in given}
-        if local_cores(master) is not None and not given:
-            home = linked_home(os.environ)
-        if jvm == QUICK and not given:
-            chosen[JVM_FLAGS] = with_archive(chosen[JVM_FLAGS], Path(os.environ["JAVA_HOME"]), home)
+        if not given:
+            home = driver_home(master, os.environ)
+            flags = with_archive(chosen.get(JVM_FLAGS, ""), Path(os.environ["JAVA_HOME"]), os.environ)
+            chosen |= {JVM_FLAGS: flags} if flags else {}
         chosen |= conf
     for name, value in chosen.items():
         builder = builder.config(name, value)

@@ -74,28 +74,34 @@ def local_cores(master: str) -> int | None:
     return int(match[1] or 1)
 
 
-def with_archive(flags: str, java_home: Path, spark_home: Path | None) -> str:
-    """Return JVM flags with the class archive of ``flintmq pipeline warm``, if this Java and this PySpark have one."""
-    archive = class_archive(java_home, spark_home)
+def with_archive(flags: str, java_home: Path, environment: Mapping[str, str]) -> str:
+    """Return JVM flags with the class archive of ``flintmq pipeline warm``, if this Java and this Spark have one.
+
+    Args:
+        flags: of any JVM that runs classes of Spark; they may be empty.
+        environment: that Spark is started with; its SPARK_HOME counts.
+    """
+    archive = class_archive(java_home, environment)
     if not archive.is_file():
         return flags
     # an archive that does not fit is passed over by the JVM, and what it says of that helps nobody
-    return f"{flags} {shlex.quote(f'-XX:SharedArchiveFile={archive}')} -Xlog:cds*=off"
+    return f"{flags} {shlex.quote(f'-XX:SharedArchiveFile={archive}')} -Xlog:cds*=off".lstrip()
 
 
-def class_archive(java_home: Path, spark_home: Path | None) -> Path:
-    """Return where the class archive of this Java and this PySpark is, or would be.
+def class_archive(java_home: Path, environment: Mapping[str, str]) -> Path:
+    """Return where the class archive of this Java and this Spark is, or would be.
 
-    Args:
-        spark_home: None: that of PySpark itself, or of the environment.
+    It belongs to the jars, by whichever link they are reached: a JVM takes it as long as they are the same files.
     """
     import pyspark
 
     release = java_home / "release"
-    jars = (spark_home or Path(pyspark.__file__).parent) / "jars"
+    spark_home = Path(environment.get("SPARK_HOME") or Path(pyspark.__file__).parent)
+    jars = (spark_home / "jars").resolve()
     made_of = [str(java_home), release.read_text() if release.is_file() else "", pyspark.__version__, str(jars)]
-    digest = hashlib.sha256("\0".join([*made_of, str(jars.stat().st_mtime_ns)]).encode()).hexdigest()[:16]
-    return cache_directory(os.environ) / f"spark-{pyspark.__version__}-{digest}.jsa"
+    changed_ns = jars.stat().st_mtime_ns if jars.is_dir() else 0  # Spark itself says what is wrong with a SPARK_HOME
+    digest = hashlib.sha256("\0".join([*made_of, str(changed_ns)]).encode()).hexdigest()[:16]
+    return cache_directory(environment) / f"spark-{pyspark.__version__}-{digest}.jsa"
 
 
 def warn_of_tasks(environment: Mapping[str, str]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from flintmq.spark.home import linked_home, named
+from flintmq.spark.home import driver_home, linked_home, named
 
 PACKAGE = Path(pyspark.__file__).parent
 
@@ -31,6 +31,16 @@ def test_a_worker_finds_the_installed_modules_there(tmp_path: Path):
     ).stdout.split()  # fmt: skip
     assert found[0] == str(home / "python/lib/pyspark.zip/pyspark/__init__.py")
     assert found[1].startswith(str(home / "python/lib/py4j-")) and found[2] == "True"
+
+
+def test_drivers_have_it_where_spark_sends_no_zips(tmp_path: Path):
+    environment = {"XDG_CACHE_HOME": str(tmp_path)}
+    home = linked_home(environment)
+    assert home is not None
+    for master in ("local", "local[2,4]", "local[*]", "spark://h:7077", "spark://h:7077,i:7077"):
+        assert driver_home(master, environment) == home
+    for master in ("yarn", "k8s://https://h:6443"):
+        assert driver_home(master, environment) is None
 
 
 def test_another_home_is_kept(tmp_path: Path):

@@ -6,7 +6,9 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
+import pyspark
 import pytest
 from tests.spark.processes import environment
 
@@ -87,20 +89,26 @@ def test_slow_tasks_are_told_once(caplog, monkeypatch):
     assert "spark.python.unix.domain.socket.enabled=true" in message and "70 ms instead of 25" in message
 
 
-def test_a_class_archive_is_used_once_it_is_there(tmp_path, monkeypatch):
-    """It is that of one Java and one PySpark."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a cache"))
-    java, other = tmp_path / "java", tmp_path / "other"
-    archive = session_settings.class_archive(java, None)
-    assert session_settings.with_archive("-Xx", java, None) == "-Xx"
+def test_a_class_archive_is_used_once_it_is_there(tmp_path):
+    """It is that of one Java and of the jars of one Spark, by whichever link they are reached."""
+    environment = {"XDG_CACHE_HOME": str(tmp_path / "a cache")}
+    java, linked, other = tmp_path / "java", tmp_path / "linked", tmp_path / "other"
+    archive = session_settings.class_archive(java, environment)
+    assert session_settings.with_archive("-Xx", java, environment) == "-Xx"
+    assert session_settings.with_archive("", java, environment) == ""
     archive.parent.mkdir(parents=True)
     archive.touch()
-    assert shlex.split(session_settings.with_archive("-Xx", java, None)) == [
-        "-Xx", f"-XX:SharedArchiveFile={archive}", "-Xlog:cds*=off"
-    ]  # fmt: skip
-    assert session_settings.with_archive("-Xx", other, None) == "-Xx"
+    linked.mkdir()
+    (linked / "jars").symlink_to(Path(pyspark.__file__).parent / "jars")
+    taken = [f"-XX:SharedArchiveFile={archive}", "-Xlog:cds*=off"]
+    for each in (environment, {**environment, "SPARK_HOME": str(linked)}):
+        assert shlex.split(session_settings.with_archive("-Xx", java, each)) == ["-Xx", *taken]
+        assert shlex.split(session_settings.with_archive("", java, each)) == taken
+    assert session_settings.with_archive("-Xx", other, environment) == "-Xx"
+    environment["SPARK_HOME"] = str(other)
+    assert session_settings.with_archive("-Xx", java, environment) == "-Xx", "no jars: Spark says so when it starts"
     (other / "jars").mkdir(parents=True)
-    assert session_settings.with_archive("-Xx", java, other) == "-Xx"
+    assert session_settings.with_archive("-Xx", java, environment) == "-Xx"
 
 
 def test_spark_connect_wants_its_packages(monkeypatch):
