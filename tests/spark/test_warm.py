@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tests.integration.daemons import SPARK_PATIENCE_S
+from tests.integration.daemons import PATIENCE_S, SPARK_PATIENCE_S, wait_until
 from tests.spark.processes import environment, finished
-from tests.spark.standalone import Standalone
+from tests.spark.standalone import Standalone, command_lines
 
 from flintmq.spark.home import linked_home
+from flintmq.spark.java import find_java_home
+from flintmq.spark.session_settings import class_archive
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(4 * SPARK_PATIENCE_S)]
 
@@ -46,11 +49,43 @@ def test_a_local_session(archive: str):
     assert found == {"archives": [archive], "home": str(linked_home(os.environ))}
 
 
+def test_a_damaged_archive_is_done_without(archive: str, tmp_path: Path):
+    """A JVM that does not verify it crashes: each page is mapped as it is."""
+    given = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    content = bytearray(Path(archive).read_bytes())
+    third = len(content) // 3
+    content[third : third + 200_000] = bytes(200_000)
+    damaged = class_archive(find_java_home(given), given)
+    damaged.parent.mkdir(parents=True, exist_ok=True)
+    damaged.write_bytes(content)
+    found = said(finished(JOB, "local[1]", XDG_CACHE_HOME=str(tmp_path)))
+    assert found == {"archives": [], "home": str(linked_home(given))}
+
+
 def test_a_session_of_a_cluster_and_the_cluster(archive: str, tmp_path: Path):
     with Standalone(tmp_path, worker_count=0) as cluster:
         assert archive in Path(f"/proc/{cluster.master_process_id}/maps").read_text()
         found = said(finished(JOB, cluster.url, "quick"))
     assert found == {"archives": [archive], "home": str(linked_home(os.environ))}
+
+
+@pytest.mark.long
+def test_a_jvm_that_is_killed_while_it_writes_leaves_no_archive(tmp_path: Path):
+    """As by a limit of memory, which it reaches then if ever."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "flintmq", "pipeline", "warm"],
+        env=environment(XDG_CACHE_HOME=str(tmp_path)), stderr=subprocess.PIPE, text=True,
+    ) as warming:  # fmt: skip
+        wait_until(lambda: any(tmp_path.glob("flintmq/.warm-*/classes.jsa")), "no archive is begun", SPARK_PATIENCE_S)
+        (jvm,) = [
+            process_id
+            for process_id, words in command_lines()
+            if f"ArchiveClassesAtExit={tmp_path}".encode() in words and words.partition(b"\0")[0].endswith(b"java")
+        ]
+        os.kill(jvm, signal.SIGKILL)
+        assert "the JVM ended with -9, the archive may not be whole" in warming.communicate(timeout=PATIENCE_S)[1]
+    assert warming.returncode == 1
+    assert not list(tmp_path.rglob("*.jsa"))
 
 
 def test_a_session_behind_submit(archive: str):

@@ -5,7 +5,7 @@ loaded into a file (class data sharing), and map that file into memory the next 
 ``cluster up`` use the file when it is there; it belongs to one Java and one PySpark, and both are in its name.
 
 The rules of this file: the archive is made in a session that does what sessions with format nsq do; it is written
-beside its place and renamed.
+beside its place and renamed when it is whole and on disk, as a JVM crashes over one that lost its end.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ def warm(*, force: bool = False, timeout_s: float = 600.0) -> Warmed:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".warm-") as scratch:
             staged = Path(scratch) / "classes.jsa"
             _make(staged, timeout_s)
+            _sync(staged)
             os.replace(staged, path)
     except OSError as error:
         raise SetupError(f"cannot write {path}: {error}", "set XDG_CACHE_HOME to a writable directory") from error
@@ -103,6 +104,11 @@ def _make(staged: Path, timeout_s: float) -> None:
         raise SetupError(f"no archive was written; Spark said: {said}", "see docs/spark.md, 'When it does not work'")
 
 
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
 def load_classes(archive: Path, directory: Path) -> None:
     """Do in a session what sessions do, and have its JVM archive the classes that it took."""
     flags = f"{QUICK_JVM_FLAGS} -XX:ArchiveClassesAtExit={archive}"
@@ -121,7 +127,8 @@ def load_classes(archive: Path, directory: Path) -> None:
     spark.stop()
     gateway.shutdown()
     gateway.proc.stdin.close()  # the JVM ends with that
-    gateway.proc.wait()
+    if code := gateway.proc.wait():
+        sys.exit(f"the JVM ended with {code}, the archive may not be whole")
 
 
 def _source() -> type[Any]:

@@ -100,7 +100,7 @@ def test_a_class_archive_is_used_once_it_is_there(tmp_path):
     archive.touch()
     linked.mkdir()
     (linked / "jars").symlink_to(Path(pyspark.__file__).parent / "jars")
-    taken = [f"-XX:SharedArchiveFile={archive}", "-Xlog:cds*=off"]
+    taken = [f"-XX:SharedArchiveFile={archive}", "-XX:+VerifySharedSpaces", "-Xlog:cds*=off"]
     for each in (environment, {**environment, "SPARK_HOME": str(linked)}):
         assert shlex.split(session_settings.with_archive("-Xx", java, each)) == ["-Xx", *taken]
         assert shlex.split(session_settings.with_archive("", java, each)) == taken
