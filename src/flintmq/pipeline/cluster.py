@@ -35,6 +35,7 @@ from flintmq.net.http_exchange import NoAnswer, Request
 from flintmq.options import SECOND, Duration, Integer, Options, Switch, Text, option, read_command, version_line
 from flintmq.pipeline.files import DirectoryError, take
 from flintmq.pipeline.options import SPARK
+from flintmq.spark.durable import replace
 from flintmq.spark.errors import SetupError
 from flintmq.spark.home import linked_home
 from flintmq.spark.java import cache_directory, find_java_home
@@ -225,7 +226,7 @@ class _Start:
         text = json.dumps({**asdict(cluster), "flintmq": __version__})
         staged = self._directory / f".{STATE}"
         staged.write_text(text, encoding="utf-8")
-        os.replace(staged, self._directory / STATE)
+        replace(staged, self._directory / STATE)
         return cluster
 
     def _start(self, name: str, *words: str) -> None:

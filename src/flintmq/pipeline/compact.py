@@ -41,11 +41,11 @@ from flintmq.pipeline.files import (
     ArchiveError,
     FileName,
     changing_names,
-    sync_directory,
     take,
 )
 from flintmq.pipeline.options import JobOptions, Work
 from flintmq.pipeline.runner import Runner, run_command
+from flintmq.spark.durable import sync
 from flintmq.spark.lake.opening import require
 from flintmq.spark.lake.table import DELTA, PARQUET, TABLE, kind_of
 
@@ -223,10 +223,10 @@ class Compactor:
             for path in hour.iterdir():
                 if path.name not in replaced:
                     os.link(path, place / path.name, follow_symlinks=False)
-            sync_directory(place)
+            sync(place)
             exchange(place, hour)
-            sync_directory(hour.parent)
-            sync_directory(place.parent)
+            sync(hour.parent)
+            sync(place.parent)
         self._old.append((self._clock.monotonic_ns(), place))
         self._done.before += len(replaced)
         self._done.after += len(runs)
@@ -274,8 +274,7 @@ def _merge(run: Run, place: Path) -> int:
             writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
     if rows != expected:
         raise ArchiveError(place, f"{rows} rows were read of {expected} for {run.name}; nothing was changed")
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
+    sync(path)
     return rows
 
 

@@ -31,6 +31,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from flintmq.errors import FlintError
+from flintmq.spark.durable import sync
 from flintmq.spark.offsets import PartitionKey
 
 if TYPE_CHECKING:
@@ -213,8 +214,7 @@ class LogFiles:
         assert self._writer is not None
         self._writer.close()
         self._writer = None
-        with self._path.open("rb+") as file:
-            os.fsync(file.fileno())
+        sync(self._path)
         end = max(end, self._last + 1)
         moment = datetime.fromtimestamp(self._period * self._archive.period_us / 1e6, UTC)
         path = self._archive.publish(self._path, FileName(self._key, self._start, end), moment)
@@ -252,9 +252,9 @@ def move(staged: Path, path: Path) -> None:
     missing = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     for each in missing:
-        sync_directory(each.parent)
+        sync(each.parent)
     os.replace(staged, path)
-    sync_directory(path.parent)
+    sync(path.parent)
 
 
 def take(directory: Path, name: str, who: str, kind: type[DirectoryError] = ArchiveError) -> int:
@@ -288,12 +288,3 @@ def changing_names(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
-
-
-def sync_directory(directory: Path) -> None:
-    """Make names in a directory durable."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

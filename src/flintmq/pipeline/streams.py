@@ -28,9 +28,10 @@ from typing import TYPE_CHECKING, Any
 
 from flintmq.errors import UNREADABLE_JSON, UsageError
 from flintmq.pipeline.bodies import PLACE, REASON, SchemaFlags, with_columns
-from flintmq.pipeline.files import STAGED, DirectoryError, sync_directory, take
+from flintmq.pipeline.files import STAGED, DirectoryError, take
 from flintmq.pipeline.options import StreamFlags, Work
 from flintmq.pipeline.runner import JobFailed, Runner, spark_failures
+from flintmq.spark.durable import replace
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -97,8 +98,7 @@ def _name(directory: Path, job: dict[str, str]) -> str:
     name = secrets.token_hex(NAME_BYTES)
     staged = directory / "job.json.new"
     staged.write_text(json.dumps({"job": job, "name": name}), encoding="utf-8")
-    os.replace(staged, path)
-    sync_directory(directory)
+    replace(staged, path)
     return name
 
 
@@ -151,12 +151,9 @@ class BatchFiles:
         out = writer.write.mode("overwrite")
         (out.partitionBy("dt", "hour") if self._by_hour else out).parquet(str(staged))
         for number, path in enumerate(sorted(staged.glob("**/*.parquet"))):
-            with path.open("rb+") as file:
-                os.fsync(file.fileno())
             place = self._directory / path.parent.relative_to(staged)
             place.mkdir(parents=True, exist_ok=True)
-            os.replace(path, place / f"{prefix}{number:04d}.parquet")
-            sync_directory(place)
+            replace(path, place / f"{prefix}{number:04d}.parquet")
         shutil.rmtree(staged)
 
 

@@ -24,6 +24,7 @@ import flintmq
 from flintmq.errors import FlintError, UsageError
 from flintmq.options import Choice, Options, Repeated, Switch, Text, option, read_command, version_line
 from flintmq.pipeline.options import SPARK, pairs
+from flintmq.spark.durable import replace
 from flintmq.spark.errors import SetupError
 from flintmq.spark.home import driver_home
 from flintmq.spark.java import cache_directory, find_java_home
@@ -87,7 +88,7 @@ def pack(path: Path | None = None, *, whole: bool = False) -> Path:
         with tarfile.open(staged, "w:gz", compresslevel=1) as out:
             for name, each in files:
                 out.add(each, name, recursive=False)
-        os.replace(staged, path)
+        replace(staged, path)
     except OSError as error:
         raise SetupError(f"cannot write {path}: {error}", "name another place with --archive") from error
     return path

@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 from flintmq.clock import SystemClock
 from flintmq.options import SECOND, Duration, Options, Switch, option, read_command, version_line
 from flintmq.pipeline.options import SPARK
+from flintmq.spark.durable import replace
 from flintmq.spark.errors import SetupError
 from flintmq.spark.java import find_java_home
 from flintmq.spark.session import session
@@ -83,8 +84,7 @@ def warm(*, force: bool = False, timeout_s: float = 600.0) -> Warmed:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".warm-") as scratch:
             staged = Path(scratch) / "classes.jsa"
             _make(staged, timeout_s)
-            _sync(staged)
-            os.replace(staged, path)
+            replace(staged, path)
     except OSError as error:
         raise SetupError(f"cannot write {path}: {error}", "set XDG_CACHE_HOME to a writable directory") from error
     return Warmed(path, True, path.stat().st_size, (_clock.monotonic_ns() - began_ns) / SECOND)
@@ -102,11 +102,6 @@ def _make(staged: Path, timeout_s: float) -> None:
     if done.returncode or not staged.is_file():
         said = (done.stderr or done.stdout).strip()[-_TAIL:]
         raise SetupError(f"no archive was written; Spark said: {said}", "see docs/spark.md, 'When it does not work'")
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def load_classes(archive: Path, directory: Path) -> None:

@@ -24,7 +24,8 @@ from pyiceberg.table import TableProperties
 from pyiceberg.transforms import DayTransform
 from sqlalchemy.exc import SQLAlchemyError
 
-from flintmq.spark.lake.table import CATALOG_FILE, Compacted, DataFile, Mark, TableError, check_marks, sync, unused
+from flintmq.spark.durable import sync
+from flintmq.spark.lake.table import CATALOG_FILE, Compacted, DataFile, Mark, TableError, check_marks, unused
 
 if TYPE_CHECKING:
     from pyiceberg.table import FileScanTask

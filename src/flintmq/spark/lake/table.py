@@ -124,12 +124,3 @@ def check_marks(place: Path, marks: Mapping[str, Mark], found: Mapping[str, int]
 def unused(stem: str) -> str:
     """Return a name for a Parquet file that there never was."""
     return f"{stem}-{os.urandom(6).hex()}.parquet"
-
-
-def sync(path: Path) -> None:
-    """Make a file, or the names in a directory, durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
