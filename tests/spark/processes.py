@@ -253,6 +253,11 @@ def finished(script: Path, *arguments: str, **more: str) -> str:
     return Driver(script, *arguments, **more).finish()
 
 
+def said(output: str) -> dict[str, object]:
+    """What a job has printed behind the word ``said``, as JSON."""
+    return dict(json.loads(next(line for line in output.splitlines() if line.startswith("said "))[5:]))
+
+
 def logged(checkpoint: Path, name: str) -> int:
     """Micro-batches in the log of planned (``offsets``) or finished (``commits``) ones."""
     directory = checkpoint / name

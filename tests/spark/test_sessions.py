@@ -13,7 +13,7 @@ import nbformat
 import pytest
 from tests.integration.daemons import SPARK_PATIENCE_S
 from tests.ports import reserved_port
-from tests.spark.processes import NsqdProcess, assert_each_once, environment, numbered
+from tests.spark.processes import NsqdProcess, assert_each_once, environment, numbered, said
 from tests.spark.session_job import SAME
 from tests.spark.test_sink_once import stored
 
@@ -35,10 +35,6 @@ def submitted(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
         timeout=SPARK_PATIENCE_S,
         env=environment(**more),
     )
-
-
-def said(output: str) -> dict[str, object]:
-    return dict(json.loads(next(line for line in output.splitlines() if line.startswith("said "))[5:]))
 
 
 @pytest.mark.long

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 import urllib.request
@@ -18,10 +17,9 @@ from tests.spark.processes import NsqdProcess, assert_each_once, numbered
 
 from flintmq.pipeline.archive import archive as archive_to
 from flintmq.pipeline.lag import lag
-from flintmq.spark.java import find_java_home
 from flintmq.spark.schema import COLUMNS
 from flintmq.spark.session import session
-from flintmq.spark.session_settings import JVM_FLAGS, settings, with_archive
+from flintmq.spark.session_settings import settings
 from flintmq.spark.watch import QueryWatch, watch
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(2 * SPARK_PATIENCE_S)]
@@ -70,9 +68,7 @@ def test_a_stream_that_starts_adds_nothing_to_the_environment_that_all_streams_s
 
 
 def test_the_settings_are_in_force(spark):
-    wanted = settings("local[2]")
-    wanted[JVM_FLAGS] = with_archive(wanted[JVM_FLAGS], find_java_home(os.environ), os.environ)
-    for name, value in wanted.items():
+    for name, value in settings("local[2]").items():
         assert spark.conf.get(name) == value, name
 
 

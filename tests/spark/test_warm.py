@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.daemons import PATIENCE_S, SPARK_PATIENCE_S, wait_until
-from tests.spark.processes import environment, finished
+from tests.spark.processes import environment, finished, said
 from tests.spark.standalone import Standalone, command_lines
 
 from flintmq.spark.home import linked_home
@@ -30,10 +30,6 @@ def flintmq(*words: str) -> str:
     return done.stdout
 
 
-def said(output: str) -> dict[str, object]:
-    return dict(json.loads(next(line for line in output.splitlines() if line.startswith("said "))[5:]))
-
-
 @pytest.fixture(scope="module")
 def archive() -> str:
     """Made here, unless it has been made for all tests."""
@@ -47,6 +43,12 @@ def archive() -> str:
 def test_a_local_session(archive: str):
     found = said(finished(JOB, "local[1]", "throughput"))
     assert found == {"archives": [archive], "home": str(linked_home(os.environ))}
+
+
+def test_flags_of_the_defaults_stay_in_force_beside_the_archive(archive: str, tmp_path: Path):
+    (tmp_path / "spark-defaults.conf").write_text("spark.driver.extraJavaOptions -Dof=defaults\n")
+    output = finished(JOB, "local[1]", "throughput", SPARK_CONF_DIR=str(tmp_path))
+    assert next(line for line in output.splitlines() if line.startswith("flags ")).endswith(" -Dof=defaults")
 
 
 def test_a_damaged_archive_is_done_without(archive: str, tmp_path: Path):

@@ -26,9 +26,9 @@ from flintmq.options import Choice, Options, Repeated, Switch, Text, option, rea
 from flintmq.pipeline.options import SPARK, pairs
 from flintmq.spark.durable import replace
 from flintmq.spark.errors import SetupError
-from flintmq.spark.home import driver_home
+from flintmq.spark.home import driver_environment
 from flintmq.spark.java import cache_directory, find_java_home
-from flintmq.spark.session_settings import JVM_FLAGS, settings, with_archive
+from flintmq.spark.session_settings import JVM_FLAGS, settings
 from flintmq.version import __version__
 
 ENVIRONMENT = "flintmqenv"
@@ -156,10 +156,8 @@ def submission(options: SubmitOptions, words: Sequence[str], archive: Path | Non
     else:
         raise UsageError(f"{program} is neither a .py file nor a job; jobs are {', '.join(JOBS)}")
     java_home = find_java_home(os.environ)
-    conf = settings(options.master, options.jvm)
-    if flags := with_archive(conf.get(JVM_FLAGS, ""), java_home, os.environ):
-        conf[JVM_FLAGS] = flags
-    conf |= pairs("--conf", options.conf)
+    given = pairs("--conf", options.conf)
+    conf = {**settings(options.master, options.jvm), **given}
     command = [str(_spark_submit()), "--master", options.master]
     if archive is not None:
         command += ["--archives", f"{archive}#{ENVIRONMENT}"]
@@ -171,8 +169,7 @@ def submission(options: SubmitOptions, words: Sequence[str], archive: Path | Non
     root = str(Path(flintmq.__file__).parents[1])
     path = os.pathsep.join(each for each in (root, os.environ.get("PYTHONPATH", "")) if each)
     environment = {"JAVA_HOME": str(java_home), "PYTHONPATH": path}
-    if (home := driver_home(options.master, os.environ)) is not None:
-        environment["SPARK_HOME"] = str(home)
+    environment |= driver_environment(options.master, java_home, os.environ, JVM_FLAGS in given)
     if "PYSPARK_PYTHON" not in os.environ:
         # the driver's; executors of a cluster run their own
         environment["PYSPARK_DRIVER_PYTHON"] = sys.executable

@@ -26,9 +26,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from flintmq.spark.java import cache_directory
-from flintmq.spark.session_settings import local_cores
+from flintmq.spark.session_settings import local_cores, with_archive
 
 NAME = "SPARK_HOME"
+OPTIONS = "SPARK_SUBMIT_OPTS"
+"""Options of the JVM of a driver; those of the settings come behind them."""
 _SAME = ("bin", "conf", "data", "examples", "jars", "licenses", "sbin")
 """Linked as it is; ``conf`` also while it is not there, as somebody may make it later."""
 
@@ -60,17 +62,37 @@ def driver_home(master: str, environment: Mapping[str, str]) -> Path | None:
     return linked_home(environment)
 
 
+def driver_environment(master: str, java_home: Path, environment: Mapping[str, str], has_flags: bool) -> dict[str, str]:
+    """Return what a driver that starts here has besides its environment: that home, and the class archive.
+
+    The archive stands beside other options of the JVM, such as those of spark-defaults.conf, and takes nobody's place.
+
+    Args:
+        has_flags: the caller names all flags of the JVM, so the archive is none of them.
+    """
+    added = {}
+    if (home := driver_home(master, environment)) is not None:
+        added[NAME] = str(home)
+    given = environment.get(OPTIONS, "")
+    flags = given if has_flags else with_archive(given, java_home, environment)
+    if flags != given:
+        added[OPTIONS] = flags
+    return added
+
+
 @contextmanager
-def named(home: Path | None) -> Iterator[None]:
-    """Have Spark find its home there, while it is started."""
-    if home is None:
-        yield
-        return
-    os.environ[NAME] = str(home)
+def named(variables: Mapping[str, str]) -> Iterator[None]:
+    """Have Spark find these in its environment, while it is started."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        os.environ.pop(NAME, None)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _package(name: str) -> Path | None:
@@ -97,4 +119,4 @@ def _link(home: Path, package: Path, zips: Mapping[str, Path]) -> None:
             raise
 
 
-__all__ = ["driver_home", "linked_home", "named"]
+__all__ = ["driver_environment", "driver_home", "linked_home", "named"]

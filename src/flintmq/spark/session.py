@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from flintmq.errors import OptionError
 from flintmq.spark.errors import SetupError
-from flintmq.spark.home import driver_home, named
+from flintmq.spark.home import driver_environment, named
 from flintmq.spark.java import find_java_home
 from flintmq.spark.session_settings import (
     COSTS,
@@ -32,7 +32,6 @@ from flintmq.spark.session_settings import (
     local_cores,
     settings,
     unfit_pyspark,
-    with_archive,
 )
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ def session(app: str, master: str = "", jvm: str = QUICK, **conf: str) -> SparkS
 
     running = SparkSession.getActiveSession()
     builder = SparkSession.builder.appName(app)
-    home = None
+    variables: dict[str, str] = {}
     if running is not None:
         chosen = dict(conf)
     else:
@@ -85,13 +84,11 @@ def session(app: str, master: str = "", jvm: str = QUICK, **conf: str) -> SparkS
         builder = builder.master(master)
         chosen = {name: value for name, value in settings(master, jvm).items() if name not in given}
         if not given:
-            home = driver_home(master, os.environ)
-            flags = with_archive(chosen.get(JVM_FLAGS, ""), Path(os.environ["JAVA_HOME"]), os.environ)
-            chosen |= {JVM_FLAGS: flags} if flags else {}
+            variables = driver_environment(master, Path(os.environ["JAVA_HOME"]), os.environ, JVM_FLAGS in conf)
         chosen |= conf
     for name, value in chosen.items():
         builder = builder.config(name, value)
-    with named(home):
+    with named(variables):
         spark = builder.getOrCreate()
     _register(spark)
     if running is not None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from flintmq.spark.home import driver_home, linked_home, named
+from flintmq.spark.home import driver_environment, driver_home, linked_home, named
+from flintmq.spark.session_settings import class_archive, with_archive
 
 PACKAGE = Path(pyspark.__file__).parent
 
@@ -43,6 +44,22 @@ def test_drivers_have_it_where_spark_sends_no_zips(tmp_path: Path):
         assert driver_home(master, environment) is None
 
 
+def test_a_driver_has_the_class_archive_beside_other_options(tmp_path: Path):
+    environment = {"XDG_CACHE_HOME": str(tmp_path)}
+    home = {"SPARK_HOME": str(linked_home(environment))}
+    assert driver_environment("local", tmp_path, environment, has_flags=False) == home
+    archive = class_archive(tmp_path, environment)
+    archive.touch()
+    flags = with_archive("", tmp_path, environment)
+    assert str(archive) in flags
+    assert driver_environment("local", tmp_path, environment, has_flags=True) == home
+    assert driver_environment("local", tmp_path, environment, has_flags=False) == home | {"SPARK_SUBMIT_OPTS": flags}
+    assert driver_environment("yarn", tmp_path, environment, has_flags=False) == {"SPARK_SUBMIT_OPTS": flags}
+    environment["SPARK_SUBMIT_OPTS"] = "-Xms64m"
+    found = driver_environment("yarn", tmp_path, environment, has_flags=False)
+    assert found == {"SPARK_SUBMIT_OPTS": f"-Xms64m {flags}"}
+
+
 def test_another_home_is_kept(tmp_path: Path):
     assert linked_home({"XDG_CACHE_HOME": str(tmp_path), "SPARK_HOME": "/opt/spark"}) is None
     assert not list(tmp_path.iterdir())
@@ -55,9 +72,12 @@ def test_it_is_done_without_where_nothing_can_be_written(tmp_path: Path):
 
 def test_it_is_named_only_while_spark_is_started(monkeypatch, tmp_path: Path):
     monkeypatch.delenv("SPARK_HOME", raising=False)
-    with named(tmp_path):
+    with named({"SPARK_HOME": str(tmp_path)}):
         assert os.environ["SPARK_HOME"] == str(tmp_path)
     assert "SPARK_HOME" not in os.environ
     monkeypatch.setenv("SPARK_HOME", "/opt/spark")
-    with named(None):
+    with named({}):
         assert os.environ["SPARK_HOME"] == "/opt/spark"
+    with named({"SPARK_HOME": "/opt/other"}):
+        assert os.environ["SPARK_HOME"] == "/opt/other"
+    assert os.environ["SPARK_HOME"] == "/opt/spark"
