@@ -11,6 +11,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,10 +22,10 @@ import pytest
 from tests.certificates import Certificates
 from tests.conformance.conftest import quick_flags
 from tests.conformance.daemon_helpers import LookupConnection, identified, run_to_end, start_program, topics_of
-from tests.integration.daemons import PATIENCE_S, Daemon, Daemons, Nsqd, Nsqlookupd, dpub, wait_until
+from tests.integration.daemons import PATIENCE_S, Daemon, Daemons, Nsqd, Nsqlookupd, a_few_times, dpub, wait_until
 
 PROGRAMS = ("nsqd", "nsqlookupd")
-READY_WITHIN_S = 1.0
+READY_WITHIN_PYTHONS = 6.0  # nsqd takes 2.5 to 4 of them, nsqlookupd 2
 LINE = r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} (DEBUG|INFO|WARNING|ERROR|FATAL): ."
 both = pytest.mark.parametrize("program", PROGRAMS)
 both_on_unix_sockets = pytest.mark.parametrize(
@@ -202,18 +204,19 @@ def test_log_lines_have_nsq_s_form(daemon: dict[str, Daemon], program: str):
 
 @pytest.mark.usefixtures("started_anew")
 @both
-def test_it_is_ready_within_a_second(shared_daemons: Daemons, program: str):
-    """On a machine that is busy with something else it is the CPU time that counts."""
-    taken_s = []
-    for _ in range(4):
+def test_it_is_ready_soon(shared_daemons: Daemons, program: str):
+    """Within a few times what Python itself takes: ``benchmarks/bench_topics.py`` says how many seconds that is."""
+
+    def attempt(_number: int) -> None:
+        began = time.monotonic()
+        subprocess.run([sys.executable, "-c", "import asyncio, ssl"], check=True, timeout=PATIENCE_S)
+        python_s = time.monotonic() - began
         started = shared_daemons.nsqd(*quick_flags()) if program == "nsqd" else shared_daemons.nsqlookupd()
         assert started.request("GET", "/ping").body == b"OK"
-        is_busy = os.getloadavg()[0] > (os.cpu_count() or 1)
-        taken_s.append(min(started.started_in_s, started.cpu_s() * 2) if is_busy else started.started_in_s)
         started.stop()
-        if taken_s[-1] < READY_WITHIN_S:
-            return
-    pytest.fail(f"ready after {taken_s} s")
+        assert started.started_in_s < READY_WITHIN_PYTHONS * python_s
+
+    a_few_times(attempt)
 
 
 # -- unix sockets ------------------------------------------------------------------------------------------------------

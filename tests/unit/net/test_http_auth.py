@@ -380,9 +380,9 @@ def test_an_expensive_pattern_is_matched_at_once():
     clients = parse_clients("f.json", as_json(entry(topics=["(a+)+(a+)+b"])))
     client = clients.of_digest(hashlib.sha256(b"a-token-of-some-size").digest())
     assert client is not None
-    begun = time.monotonic()
+    begun = time.process_time()
     assert not client.may(needs(READ), "a" * 64)
-    assert time.monotonic() - begun < 1
+    assert time.process_time() - begun < 1
 
 
 def test_decisions_are_remembered_within_a_bound(monkeypatch):
