@@ -39,7 +39,7 @@ from benchmarks.bench_spark import TRIGGER_MESSAGES, Bench, publish, started
 from flintmq.pipeline.archive import archive as archive_to
 from flintmq.spark.java import find_java_home
 from flintmq.spark.options import SPOOL, SourceOptions
-from flintmq.spark.session_settings import class_archive
+from flintmq.spark.session_settings import class_archive, is_whole
 from flintmq.spark.spool import SpoolProcess
 from flintmq.sync import Producer
 
@@ -197,7 +197,7 @@ def session_start(bench: Bench) -> dict[str, Any]:
         return seconds
 
     without = {"spark.driver.extraJavaOptions": flags}
-    has_archive = class_archive(find_java_home(os.environ), os.environ).is_file()
+    has_archive = is_whole(class_archive(find_java_home(os.environ), os.environ))
     start(_OURS, without)
     runs = [
         (start(_OURS, without), start(_PLAIN, {}), start(_OURS, {}) if has_archive else float("nan"))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from tests.spark.standalone import Standalone, command_lines
 
 from flintmq.spark.home import linked_home
 from flintmq.spark.java import find_java_home
-from flintmq.spark.session_settings import class_archive
+from flintmq.spark.session_settings import class_archive, length_note
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(4 * SPARK_PATIENCE_S)]
 
@@ -51,15 +53,23 @@ def test_flags_of_the_defaults_stay_in_force_beside_the_archive(archive: str, tm
     assert next(line for line in output.splitlines() if line.startswith("flags ")).endswith(" -Dof=defaults")
 
 
-def test_a_damaged_archive_is_done_without(archive: str, tmp_path: Path):
-    """A JVM that does not verify it crashes: each page is mapped as it is."""
-    given = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    content = bytearray(Path(archive).read_bytes())
+def emptied_third(content: bytes) -> bytes:
     third = len(content) // 3
-    content[third : third + 200_000] = bytes(200_000)
+    return content[:third] + bytes(200_000) + content[third + 200_000 :]
+
+
+def without_end(content: bytes) -> bytes:
+    return content[: len(content) * 2 // 3]
+
+
+@pytest.mark.parametrize("damage", [emptied_third, without_end])
+def test_a_damaged_archive_is_done_without(archive: str, tmp_path: Path, damage: Callable[[bytes], bytes]):
+    """A JVM crashes over it: each page is mapped as it is."""
+    given = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     damaged = class_archive(find_java_home(given), given)
     damaged.parent.mkdir(parents=True, exist_ok=True)
-    damaged.write_bytes(content)
+    damaged.write_bytes(damage(Path(archive).read_bytes()))
+    shutil.copy(length_note(Path(archive)), length_note(damaged))
     found = said(finished(JOB, "local[1]", XDG_CACHE_HOME=str(tmp_path)))
     assert found == {"archives": [], "home": str(linked_home(given))}
 

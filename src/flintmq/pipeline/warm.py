@@ -5,7 +5,8 @@ loaded into a file (class data sharing), and map that file into memory the next 
 ``cluster up`` use the file when it is there; it belongs to one Java and one PySpark, and both are in its name.
 
 The rules of this file: the archive is made in a session that does what sessions with format nsq do; it is written
-beside its place and renamed when it is whole and on disk, as a JVM crashes over one that lost its end.
+beside its place and renamed when it is whole and on disk, behind a note of its length, as a JVM crashes over one that
+lost its end.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from flintmq.spark.durable import replace
 from flintmq.spark.errors import SetupError
 from flintmq.spark.java import find_java_home
 from flintmq.spark.session import session
-from flintmq.spark.session_settings import QUICK_JVM_FLAGS, class_archive
+from flintmq.spark.session_settings import QUICK_JVM_FLAGS, class_archive, is_whole, length_note
 from flintmq.version import __version__
 
 _TAIL = 1500
@@ -76,7 +77,7 @@ def warm(*, force: bool = False, timeout_s: float = 600.0) -> Warmed:
     """
     java_home = find_java_home(os.environ)
     path = class_archive(java_home, os.environ)
-    if path.is_file() and not force:
+    if is_whole(path) and not force:
         return Warmed(path, False, path.stat().st_size, 0.0)
     began_ns = _clock.monotonic_ns()
     try:
@@ -84,6 +85,9 @@ def warm(*, force: bool = False, timeout_s: float = 600.0) -> Warmed:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".warm-") as scratch:
             staged = Path(scratch) / "classes.jsa"
             _make(staged, timeout_s)
+            noted = Path(scratch) / "length"
+            noted.write_text(str(staged.stat().st_size))
+            replace(noted, length_note(path))
             replace(staged, path)
     except OSError as error:
         raise SetupError(f"cannot write {path}: {error}", "set XDG_CACHE_HOME to a writable directory") from error

@@ -82,11 +82,24 @@ def with_archive(flags: str, java_home: Path, environment: Mapping[str, str]) ->
         environment: that Spark is started with; its SPARK_HOME counts.
     """
     archive = class_archive(java_home, environment)
-    if not archive.is_file():
+    if not is_whole(archive):
         return flags
     # One that does not fit is passed over by the JVM, and what it says of that helps nobody. So is one that is damaged,
     # if the JVM is to verify it, for a fiftieth of what it saves; else it crashes.
     return f"{flags} {shlex.quote(f'-XX:SharedArchiveFile={archive}')} -XX:+VerifySharedSpaces -Xlog:cds*=off".lstrip()
+
+
+def is_whole(archive: Path) -> bool:
+    """Return whether a class archive is there in the length that ``warm`` noted: a JVM crashes over a shorter one."""
+    try:
+        return archive.stat().st_size == int(length_note(archive).read_text())
+    except (OSError, ValueError):
+        return False
+
+
+def length_note(archive: Path) -> Path:
+    """Return the file beside a class archive that says how many bytes it has, as a decimal number."""
+    return archive.with_suffix(".length")
 
 
 def class_archive(java_home: Path, environment: Mapping[str, str]) -> Path:

@@ -11,7 +11,7 @@ import pyspark
 import pytest
 
 from flintmq.spark.home import driver_environment, driver_home, linked_home, named
-from flintmq.spark.session_settings import class_archive, with_archive
+from flintmq.spark.session_settings import class_archive, length_note, with_archive
 
 PACKAGE = Path(pyspark.__file__).parent
 
@@ -50,6 +50,7 @@ def test_a_driver_has_the_class_archive_beside_other_options(tmp_path: Path):
     assert driver_environment("local", tmp_path, environment, has_flags=False) == home
     archive = class_archive(tmp_path, environment)
     archive.touch()
+    length_note(archive).write_text("0")
     flags = with_archive("", tmp_path, environment)
     assert str(archive) in flags
     assert driver_environment("local", tmp_path, environment, has_flags=True) == home

@@ -97,7 +97,8 @@ def test_a_class_archive_is_used_once_it_is_there(tmp_path):
     assert session_settings.with_archive("-Xx", java, environment) == "-Xx"
     assert session_settings.with_archive("", java, environment) == ""
     archive.parent.mkdir(parents=True)
-    archive.touch()
+    archive.write_bytes(b"classes")
+    session_settings.length_note(archive).write_text("7")
     linked.mkdir()
     (linked / "jars").symlink_to(Path(pyspark.__file__).parent / "jars")
     taken = [f"-XX:SharedArchiveFile={archive}", "-XX:+VerifySharedSpaces", "-Xlog:cds*=off"]
@@ -109,6 +110,18 @@ def test_a_class_archive_is_used_once_it_is_there(tmp_path):
     assert session_settings.with_archive("-Xx", java, environment) == "-Xx", "no jars: Spark says so when it starts"
     (other / "jars").mkdir(parents=True)
     assert session_settings.with_archive("-Xx", java, environment) == "-Xx"
+
+
+@pytest.mark.parametrize(("content", "noted"), [(b"classe", "7"), (b"classes", ""), (b"", "7"), (b"classes", None)])
+def test_a_class_archive_whose_length_is_another_is_left_alone(tmp_path, content: bytes, noted: str | None):
+    """A JVM of Java 17 crashes over one that lost its end."""
+    environment = {"XDG_CACHE_HOME": str(tmp_path)}
+    archive = session_settings.class_archive(tmp_path, environment)
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    archive.write_bytes(content)
+    if noted is not None:
+        session_settings.length_note(archive).write_text(noted)
+    assert session_settings.with_archive("-Xx", tmp_path, environment) == "-Xx"
 
 
 def test_spark_connect_wants_its_packages(monkeypatch):
