@@ -391,11 +391,17 @@ def _stoppable() -> Iterator[None]:
         early_stop.note(number)
         raise SystemExit(0)
 
+    def unraisable(found: sys.UnraisableHookArgs) -> None:
+        if found.exc_type is not SystemExit:  # it was raised in a callback of the interpreter's, and is noted
+            say_unraisable(found)
+
+    say_unraisable, sys.unraisablehook = sys.unraisablehook, unraisable
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         yield
     finally:
+        sys.unraisablehook = say_unraisable
         if signal.getsignal(signal.SIGTERM) is stop:  # else it ran, and takes no signal any more
             for number, handler in before.items():
                 signal.signal(number, handler)

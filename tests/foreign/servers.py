@@ -17,7 +17,7 @@ from tests.integration.auth_server import AuthServer
 from tests.integration.daemons import Connection, Daemons, Nsqd, Nsqlookupd, sized
 from tests.integration.upgraded import Upgraded
 
-MSG_TIMEOUT_MS = 1500
+MSG_TIMEOUT_MS = 3000
 MSG_SIZE_MAX = 256 * 1024
 DEAD_ADDRESS = "127.0.0.1:1"
 

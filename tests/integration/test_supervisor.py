@@ -71,3 +71,31 @@ def test_an_early_signal_whose_exception_was_dropped_ends_it(tmp_path: Path, pro
         [sys.executable, "-c", code, *flags], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_an_early_signal_in_a_callback_of_the_interpreter_s_leaves_no_traceback(tmp_path: Path):
+    """As in one of a lock of imports, of which it takes many while it starts."""
+    code = """
+import os, signal, weakref
+from flintmq import cli
+from flintmq.nsqd import server
+
+class Lock:
+    pass
+
+def run(options, serve=server.run):
+    lock = Lock()
+    callback = weakref.ref(lock, lambda _: [os.kill(os.getpid(), signal.SIGINT), *map(str, range(1000))])
+    del lock
+    return serve(options)
+
+server.run = run
+raise SystemExit(cli.nsqd())
+"""
+    flags = ["--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *flags], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert done.returncode == 0, done.stderr
+    assert "INFO: stopping: " in done.stderr, "the exception was dropped, else it would not have come so far"
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
