@@ -193,6 +193,27 @@ def test_what_a_replay_needs_is_kept_until_it_is_consumed_again(daemons: Daemons
     assert len(consumed(nsqd, "t", 1000)) == 1000
 
 
+@pytest.mark.parametrize(
+    ("place", "deferred_count"),
+    [("msgcount:99", 2), ("virtual_queue:99999999", 2), ("timestamp:99999999999", 2), ("special:-1", 0)],
+)
+def test_a_place_that_is_not_there_yet_is_the_end_however_it_is_named(
+    daemons: Daemons, place: str, deferred_count: int
+):
+    """A channel that has passed all but what is deferred keeps that, unless it is told to go to the end."""
+    nsqd = daemons.nsqd()
+    with_channel(nsqd, "t", "c")
+    nsqd.publish("t", b"a", b"b")
+    consumed(nsqd, "t", 2)
+    for _ in range(2):
+        nsqd.post("/pub?topic=t&defer=600000", b"later")
+    wait_until(lambda: nsqd.stats("t", "c")["deferred_count"] == 2)
+    nsqd.restart()  # deferred messages have left the window, as they do some time after they were deferred
+    set_offset(nsqd, "t", place)
+    found = nsqd.stats("t", "c")
+    assert (found["depth"], found["deferred_count"]) == (0, deferred_count)
+
+
 def test_a_cursor_command_and_a_replay_get_along(daemons: Daemons):
     nsqd = daemons.nsqd()
     with_channel(nsqd, "t", "c")

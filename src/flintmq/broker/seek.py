@@ -97,7 +97,7 @@ def seek(channel: Channel, place: Place, sequence: int) -> None:
     Args:
         sequence: that :func:`sequence_at` found.
     """
-    move(channel, sequence, finish_older=place.kind == SPECIAL or sequence > channel.floor)
+    move(channel, sequence, finish_older=place.kind == SPECIAL or min(sequence, channel.end) > channel.floor)
 
 
 def move(channel: Channel, sequence: int, finish_older: bool) -> None:
