@@ -102,17 +102,19 @@ class TopicBounds:
         if limits.max_messages:
             used = sum(self._count(each, name) for each in partitions)
             if used + count > limits.max_messages:
-                raise self._full(name, count, f"{used} of max {limits.max_messages} messages")
+                more = f"; this publish has {count} more" if count > 1 else ""
+                raise self._full(name, count, f"{used} of max {limits.max_messages} messages{more}")
         if limits.max_bytes:
             used = sum(self._bytes(each, name) for each in partitions)
             if used + size > limits.max_bytes:
-                raise self._full(name, count, f"{used} of max {limits.max_bytes} bytes")
+                raise self._full(name, count, f"{used} of max {limits.max_bytes} bytes; this publish has {size} more")
 
     def _full(self, name: str, count: int, used: str) -> TopicFull:
         self.refused_count += count
         topic = self._topic
         who = f"channel {name} has " if name else ""
-        detail = f"topic {topic.name} is full: {who}{used}; raise the limit or consume"
+        smaller = ", or publish fewer at once" if count > 1 else ""
+        detail = f"topic {topic.name} is full: {who}{used}; raise the limit or consume{smaller}"
         return TopicFull(detail, fatal=not topic.meta.is_partitioned)
 
     def _count(self, partition: Partition, name: str) -> int:

@@ -546,7 +546,10 @@ def test_a_full_topic_refuses_and_says_why(world):
     with pytest.raises(TopicFull) as caught:
         world.broker.publish(topic, [b"c", b"d"])
     assert caught.value.code == "E_PUB_FAILED" and caught.value.fatal
-    assert caught.value.detail == ("topic t is full: channel c has 2 of max 3 messages; raise the limit or consume")
+    assert caught.value.detail == (
+        "topic t is full: channel c has 2 of max 3 messages; this publish has 2 more; raise the limit or consume, or "
+        "publish fewer at once"
+    )
     world.publish(b"c")
     consumer = world.subscribe(rdy=1)
     with pytest.raises(TopicFull, match="3 of max 3"):
@@ -604,7 +607,8 @@ def test_bytes_are_those_of_the_log(world):
     size = 100 + FRAME_OVERHEAD_BYTES
     topic = world.topic(max_bytes=10 * size)
     world.publish(*[bytes(100)] * 9)
-    with pytest.raises(TopicFull, match=f"channel c has {9 * size} of max {10 * size} bytes"):
+    full = f"channel c has {9 * size} of max {10 * size} bytes; this publish has "
+    with pytest.raises(TopicFull, match=f"{full}{size + 1} more; raise the limit or consume"):
         world.broker.publish(topic, [bytes(101)])
     world.publish(bytes(100))
     consumer = world.subscribe(rdy=5)
