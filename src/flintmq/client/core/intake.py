@@ -191,4 +191,6 @@ class Intake:
             publish.cost += sum(map(len, publish.headers))
         publish.needs_partition |= publish.is_trace_asked or (headers is not None and self._has_lookup)
         if publish.needs_partition and publish.keys is None and not self._has_lookup:
-            raise OptionError("partition", None, "needed here, or nsqlookupd_http_addresses to learn it from", SOURCE)
+            allowed = "it needs a partition, or nsqlookupd_http_addresses to learn one from"
+            asked = publish.trace_ids[0] if publish.trace_ids and count == 1 else trace_id
+            raise OptionError("trace_id", asked, allowed, SOURCE)
