@@ -1,20 +1,21 @@
 """``flintmq replay``, ``flintmq channel to-time``: a channel goes on elsewhere, or a range is copied to another topic.
 
-Rules of this file: before a channel moves it is counted what will come again and what will never come, by the log and
-by ``/stats``; the latter is asked about. A copy is read from the log, so no channel notices it; messages keep body and
-headers, and get ids, times and places of their own.
+Rules of this file: before a channel moves it is counted what will come again and what will never come, by the log, by
+``/stats`` and by peeking; the latter is asked about. A copy is read from the log, so no channel notices it; messages
+keep body and headers, and get ids, times and places of their own.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from flintmq.client.admin.results import PeekedMessage
 from flintmq.errors import FlintError, PublishError, UsageError
-from flintmq.tools.shell.arguments import Place
+from flintmq.tools.shell.arguments import NS_PER_S, Place
 from flintmq.tools.shell.lines import Line
 from flintmq.tools.shell.link import Link, NothingThere, NotOurs
 from flintmq.tools.shell.log import Log, LogReader
@@ -24,6 +25,7 @@ from flintmq.tools.shell.stats import stats
 BATCH = 1000
 _BATCH_BYTES = 1024 * 1024
 CANNOT = "move a channel to another place"
+PEEKED = 100  # of each kind, on each nsqd; of more, only some are known to lie before a place
 
 
 class CopyStopped(FlintError):
@@ -67,9 +69,14 @@ def _begin(log: Log, place: Place) -> int | None:
 def _move(link: Link, given: argparse.Namespace) -> int:
     topic, channel, place = given.topic, given.channel, given.start
     (row,) = stats(link, topic, channel)
+    time_ns = place.timestamp_ns(time.time_ns())
+    if time_ns is not None:
+        time_ns -= time_ns % NS_PER_S  # nsqd takes whole seconds
+        if place.kind == "ago":
+            place = Place("time", time_ns, place.text)
     with LogReader(link, topic) as reader:
         try:
-            logs = reader.logs(place.timestamp_ns(time.time_ns()))
+            logs = reader.logs(time_ns)
         except NotOurs as error:
             raise NotOurs(error.address, CANNOT) from None
     if given.partition is not None:
@@ -79,22 +86,29 @@ def _move(link: Link, given: argparse.Namespace) -> int:
     begins = [_begin(log, place) for log in logs]
     is_known = None not in begins
     coming = sum(log.end - (begin or 0) for log, begin in zip(logs, begins, strict=True)) if is_known else None
-    waiting = row.depth + row.in_flight_count
+    held = row.depth + row.in_flight_count + row.deferred_count
+    stored = sum(log.end - log.start for log in logs)
+    admins = link.nsqds(topic)
+    least, most = (0, held) if coming is None else _lost(link, given, admins, time_ns, held)
+    most = most if coming is None else min(most, stored - coming)
     what = {
-        "topic": topic, "channel": channel, "place": place.text, "dry_run": given.dry_run, "waiting": waiting,
-        "will_be_delivered": coming, "stored": sum(log.end - log.start for log in logs),
+        "topic": topic, "channel": channel, "place": place.text, "dry_run": given.dry_run,
+        "waiting": row.depth + row.in_flight_count, "deferred": row.deferred_count, "will_be_delivered": coming,
+        "lost_at_least": least, "lost_at_most": most, "stored": stored,
     }  # fmt: skip
     text = f"channel {channel} of topic {topic} goes on at {place.text}: "
     if coming is None:
-        text += f"{count_of(waiting, 'message')} wait now"
+        text += f"{count_of(held, 'message')} wait now"
     else:
-        text += f"{count_of(coming, 'message')} will be delivered, {waiting:,} would be without that"
+        text += f"{count_of(coming, 'message')} will be delivered, {held:,} would be without that"
+    if most:
+        number = f"{least:,}" if least == most else f"{least:,} to {most:,}" if least else f"up to {most:,}"
+        text += f"; {number} of those lie before that place and will never be delivered"
     if given.dry_run:
         _answer(given, what, f"{text}; nothing is changed")
         return 0
-    if coming is None or coming < waiting:
-        lost = "what lies before it" if coming is None else f"at least {count_of(waiting - coming, 'message')}"
-        confirm(f"{text}; {lost} will never be delivered there", given.yes)
+    if most:
+        confirm(text, given.yes)
     from flintmq.tools.shell.sub import start_at
 
     start = start_at(place)
@@ -102,9 +116,42 @@ def _move(link: Link, given: argparse.Namespace) -> int:
     def ask(admin: Any) -> None:
         admin.set_offset(topic, channel, start, partition=given.partition)
 
-    link.each(link.nsqds(topic), ask, f"topic {topic} or its channel {channel} is not there", CANNOT)
+    link.each(admins, ask, f"topic {topic} or its channel {channel} is not there", CANNOT)
     _answer(given, what, text)
     return 0
+
+
+def _lost(
+    link: Link, given: argparse.Namespace, admins: Sequence[Any], time_ns: int | None, held: int
+) -> tuple[int, int]:
+    """Return how many messages a channel will have finished unseen when it goes on at a place: at least, at most.
+
+    Deferred messages before the place stay deferred if nothing else that the channel waits for lies there, as a rule.
+
+    Args:
+        time_ns: of the place; None: the end.
+        held: messages that wait, are in flight or deferred, in all partitions.
+    """
+    if time_ns == 0:
+        return 0, 0
+    if time_ns is None and given.partition is None:
+        return held, held
+    seen = 0
+    before: dict[str, int] = {}
+    for what in ("next", "in_flight", "deferred"):
+
+        def ask(admin: Any, what: str = what) -> list[PeekedMessage]:
+            found: list[PeekedMessage] = admin.peek(
+                given.topic, given.channel, what, count=PEEKED, max_body=0, partition=given.partition
+            )
+            return found
+
+        for _, messages in link.each(admins, ask, cannot=CANNOT):
+            seen += len(messages)
+            earlier = sum(time_ns is None or each.timestamp_ns < time_ns for each in messages)
+            before[what] = before.get(what, 0) + earlier
+    at_most = sum(before.values()) + max(0, held - seen)
+    return sum(before.values()) if before["next"] or before["in_flight"] or time_ns is None else 0, at_most
 
 
 def _answer(given: argparse.Namespace, what: dict[str, Any], text: str) -> None:
