@@ -146,7 +146,9 @@ def test_a_channel_is_set_back(visitor: Visitor, deployment: Deployment, topic: 
         wait_until(lambda: nsqd.unfinished(topic, "c") == 0, "both are finished")
     page = visitor.open(f"/topics/{topic}/c")
     page.get_by_role("link", name="Set to a time…").click()
+    assert "2 messages waiting" in page.locator("#stake").inner_text()
     page.fill("#when", "beginning")
+    page.fill("#confirm", "c")
     page.get_by_role("button", name="Set the channel").click()
     told(visitor)
     assert nsqd.stats(topic, "c")["depth"] == 2

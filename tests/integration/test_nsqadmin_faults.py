@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlencode
 
 import pytest
 from tests.certificates import Certificates
-from tests.integration.daemons import SOON_S, Daemons, Nsqadmin, Nsqd, a_few_times, wait_until
+from tests.integration.daemons import SOON_S, Answer, Daemons, Nsqadmin, Nsqd, a_few_times, wait_until
+from tests.integration.test_nsqadmin_rights import FORM, HTML, csrf_of
 from tests.integration.utilities import flintmq
 
 INFO = {"version": "1.3.0", "broadcast_address": "127.0.0.1", "hostname": "liar", "tcp_port": 1}
@@ -207,6 +208,131 @@ def test_a_change_that_one_node_did_not_make_says_which(daemons: Daemons, nsqd: 
     assert answer.status == 200
     assert answer.json["message"] == f"WARNING: nsqd {other.address}: no answer within 1 s"
     assert nsqd.stats("t", "c")["paused"]
+
+
+CHANGES: tuple[tuple[str, str, bytes, str], ...] = (
+    ("POST", "/api/topics/t/c", b'{"action": "pause"}', "pause_channel"),
+    ("POST", "/api/topics/t/c", b'{"action": "unpause"}', "unpause_channel"),
+    ("POST", "/api/topics/t", b'{"action": "pause"}', "pause_topic"),
+    ("POST", "/api/topics/t/c", b'{"action": "empty"}', "empty_channel"),
+    ("POST", "/api/topics/t", b'{"action": "empty"}', "empty_topic"),
+    ("POST", "/api/topics", b'{"topic": "t", "channel": "d"}', "create_topic"),
+    ("DELETE", "/api/topics/t/c", b"", "delete_channel"),
+    ("DELETE", "/api/topics/t", b"", "delete_topic"),
+)
+"""Requests of NSQ's API, in an order in which each has something to do, and what the audit log calls them."""
+
+
+def act(nsqadmin: Nsqadmin, name: str, **form: str) -> Answer:
+    """The page after a change that somebody makes on a page."""
+    csrf = csrf_of(nsqadmin.request("GET", "/create", None, HTML))
+    answer = nsqadmin.request("POST", f"/act/{name}", urlencode({"csrf": csrf, **form}).encode(), FORM)
+    if answer.status != 303:
+        return answer
+    return nsqadmin.request("GET", str(answer.headers["Location"]), None, HTML)
+
+
+def last_audit(path: Path) -> tuple[str, str, list[str]]:
+    """Action, outcome and failures of the last line of an audit log."""
+    row = json.loads(path.read_text().splitlines()[-1])
+    return row["action"], row["outcome"], row["failures"]
+
+
+def test_a_change_that_did_not_reach_a_node_that_is_away_says_so(daemons: Daemons, nsqd: Nsqd, tmp_path: Path):
+    with_topic(nsqd)
+    away = with_topic(daemons.nsqd("--durability=os"))
+    audit = tmp_path / "audit.log"
+    nsqadmin = admin_of(daemons, http_of(nsqd), http_of(away), flags=(f"--audit-log={audit}",))
+    assert nsqadmin.get("/api/topics/t")["message_count"] == 2
+    away.kill()
+    reason = f"nsqd {http_of(away)}: Connection refused"
+
+    page = act(nsqadmin, "pause_topic", topic="t")
+    assert page.status == 200 and "paused topic t. These did not do it, or could not be asked:" in page.text
+    assert f"<li>{reason}" in page.text
+    assert nsqd.stats("t")["paused"]
+    for method, path, body, action in CHANGES:
+        answer = nsqadmin.request(method, path, body)
+        assert answer.status == 200, (action, answer.body)
+        assert answer.json["message"].startswith(f"WARNING: {reason}"), action
+        said, outcome, failures = last_audit(audit)
+        assert (said, outcome, len(failures)) == (action, "partly", 1), failures
+        assert failures[0].startswith(reason)
+    assert not nsqd.get("/stats?format=json&topic=t")["topics"]
+
+    answer = nsqadmin.request("DELETE", "/api/topics/t")  # only who is away may have it
+    assert answer.status == 502 and answer.json["message"].startswith(f"UPSTREAM_ERROR: {reason}")
+    away.start()
+    row = away.stats("t", "c")
+    assert (row["depth"], row["paused"]) == (1, False)
+    assert nsqadmin.request("DELETE", "/api/topics/t").json == {"message": ""}
+    assert last_audit(audit) == ("delete_topic", "done", [])
+    assert nsqadmin.request("DELETE", "/api/topics/t").status == 404
+
+
+def test_a_change_that_nobody_could_be_asked_for_has_failed(daemons: Daemons, nsqd: Nsqd, tmp_path: Path):
+    audit = tmp_path / "audit.log"
+    nsqadmin = admin_of(daemons, http_of(with_topic(nsqd)), unused(), flags=(f"--audit-log={audit}",))
+    assert nsqadmin.get("/api/topics/t")["message_count"] == 1
+    nsqd.kill()
+    for method, path, body, action in CHANGES:
+        answer = nsqadmin.request(method, path, body)
+        assert answer.status == 502, action
+        assert answer.json["message"].startswith("UPSTREAM_ERROR: nsqd ") and http_of(nsqd) in answer.json["message"]
+        assert last_audit(audit)[:2] == (action, "failed")
+    page = act(nsqadmin, "pause_topic", topic="t")
+    assert page.status == 502 and http_of(nsqd) in page.text
+
+
+def test_a_change_while_a_nsqlookupd_is_away_says_that_its_nsqd_were_not_asked(daemons: Daemons, tmp_path: Path):
+    lookupds = [daemons.nsqlookupd() for _ in range(2)]
+    nsqds = [
+        with_topic(daemons.nsqd("--durability=os", f"--lookupd-tcp-address=127.0.0.1:{each.tcp[1]}"))
+        for each in lookupds
+    ]
+    for each in lookupds:
+        wait_until(lambda each=each: "c" in each.channels("t"), "t and c are registered")  # type: ignore[misc]
+    lookupds[1].kill()
+    audit = tmp_path / "audit.log"
+    nsqadmin = daemons.nsqadmin(
+        "--http-address=127.0.0.1:0", f"--audit-log={audit}",
+        *(f"--lookupd-http-address=127.0.0.1:{each.http[1]}" for each in lookupds),
+    )  # fmt: skip
+    reason = f"nsqlookupd 127.0.0.1:{lookupds[1].http[1]}: Connection refused"
+
+    page = act(nsqadmin, "pause_topic", topic="t")
+    assert "paused topic t. These did not do it, or could not be asked:" in page.text
+    assert f"<li>{reason}" in page.text and "(nsqd that only it knows were not asked)" in page.text
+    assert [each.stats("t")["paused"] for each in nsqds] == [True, False]
+    for method, path, body, action in CHANGES:
+        answer = nsqadmin.request(method, path, body)
+        assert answer.status == 200, (action, answer.body)
+        assert answer.json["message"].startswith(f"WARNING: {reason}"), action
+        assert answer.json["message"].endswith("(nsqd that only it knows were not asked)"), action
+        said, outcome, failures = last_audit(audit)
+        assert (said, outcome, len(failures)) == (action, "partly", 1), failures
+        assert failures[0].startswith(reason)
+    assert not nsqds[0].get("/stats?format=json&topic=t")["topics"]
+    assert nsqds[1].stats("t", "c")["depth"] == 1
+
+
+def test_dead_letters_of_a_node_that_is_away_are_not_said_to_be_requeued(daemons: Daemons, nsqd: Nsqd, tmp_path: Path):
+    with_topic(nsqd)
+    for path in ("/topic/create?topic=t.dead", "/channel/create?topic=t.dead&channel=nsqadmin"):
+        nsqd.post(path)
+    nsqd.publish("t.dead", b"one", b"two", b"three")
+    nsqd.wait_given("t.dead")
+    audit, away = tmp_path / "audit.log", unused()
+    nsqadmin = admin_of(daemons, http_of(nsqd), away, flags=(f"--audit-log={audit}",))
+    (first, *_) = nsqadmin.get("/api/v2/dead-letters/t")["messages"]
+    assert act(nsqadmin, "requeue_dead_letters", topic="t", message_id=first["message_id"]).status == 200
+    assert last_audit(audit) == ("requeue_dead_letters", "done", []), "the one that was asked for is found"
+    page = act(nsqadmin, "requeue_dead_letters", topic="t")
+    assert "requeued dead letters of t (2). These did not do it, or could not be asked:" in page.text
+    action, outcome, failures = last_audit(audit)
+    assert (action, outcome, len(failures)) == ("requeue_dead_letters", "partly", 1)
+    assert failures[0].startswith(f"nsqd {away}: Connection refused")
+    assert act(nsqadmin, "requeue_dead_letters", topic="t").status == 502, "there may be more where nobody could look"
 
 
 def test_an_unreachable_notification_endpoint_is_logged_and_ends_nothing(daemons: Daemons, nsqd: Nsqd):

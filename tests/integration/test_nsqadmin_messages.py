@@ -219,18 +219,54 @@ def test_a_channel_is_set_back_and_forward(deployed: Deployment):
         consumer.finish(*consumer.messages(2))
         consumer.settle()
     deployed.nsqd.post(f"/channel/create?topic={topic}&channel=late")
-    assert deployed.act("set_channel", topic=topic, channel="c", when="beginning").status == 303
-    assert deployed.act("set_channel", topic=topic, channel="late", when="1h").status == 303
+    assert deployed.act("set_channel", topic=topic, channel="c", when="beginning", confirm="c").status == 303
+    assert deployed.act("set_channel", topic=topic, channel="late", when="1h", confirm="late").status == 303
     assert deployed.nsqd.stats(topic, "late")["depth"] == deployed.nsqd.stats(topic, "c")["depth"]
-    assert deployed.act("set_channel", topic=topic, channel="c", when="end").status == 303
+    assert deployed.act("set_channel", topic=topic, channel="c", when="end", confirm="c").status == 303
     assert deployed.nsqd.stats(topic, "c")["depth"] == 0
-    assert deployed.act("set_channel", topic=topic, channel="c", when="soon").status == 400
+    answer = deployed.act("set_channel", topic=topic, channel="c", when="soon", confirm="c")
+    assert answer.status == 400 and b"is no place in a channel" in answer.body
+
+
+def test_setting_a_channel_says_what_may_be_lost_and_asks_for_the_name(deployed: Deployment):
+    topic = deployed.topic("forward", b"one", b"two", b"three")
+    for _ in range(3):
+        deployed.nsqd.post(f"/pub?topic={topic}&defer=3600000", b"later")
+    wait_until(lambda: deployed.nsqd.stats(topic, "c")["deferred_count"] == 3, "all three are deferred")
+    page = deployed.nsqadmin.request("GET", f"/confirm/set_channel?topic={topic}&channel=c", None, HTML).text
+    held = f"3 messages waiting, 0 in flight, 3 deferred in {topic}/c"
+    assert f"Of {held}, those before that place would be lost." in page
+    assert 'id="confirm"' in page and "type the name of the channel" in page
+    for confirm in ({}, {"confirm": ""}, {"confirm": topic}):
+        answer = deployed.act("set_channel", topic=topic, channel="c", when="end", **confirm)
+        assert answer.status == 400
+        assert "type the name of the channel, c, to confirm it" in answer.text
+        assert held in answer.text and 'name="when" value="end"' in answer.text, "the page asks again"
+    row = deployed.nsqd.stats(topic, "c")
+    assert (row["depth"], row["deferred_count"]) == (3, 3)
+    assert deployed.act("set_channel", topic=topic, channel="c", when="end", confirm="c").status == 303
+    row = deployed.nsqd.stats(topic, "c")
+    assert (row["depth"], row["deferred_count"]) == (0, 0)
+
+
+def test_a_channel_that_was_made_again_since_the_page_is_not_set(deployed: Deployment):
+    topic = deployed.topic("again", b"old")
+    page = deployed.nsqadmin.request("GET", f"/confirm/set_channel?topic={topic}&channel=c", None, HTML)
+    found = re.search(rb'name="seen" value="([^"]+)"', page.body)
+    assert found, page.body
+    form = {"topic": topic, "channel": "c", "when": "end", "confirm": "c"}
+    deployed.nsqd.post(f"/topic/delete?topic={topic}")
+    deployed.topic(topic, b"new")
+    answer = deployed.act("set_channel", **form, seen=found[1].decode())
+    assert answer.status == 400 and b"it was deleted and made again since then" in answer.body
+    assert deployed.nsqd.stats(topic, "c")["depth"] == 1
 
 
 def test_what_loses_messages_asks_for_the_name(deployed: Deployment):
     topic = deployed.topic("named", b"one")
     for act, form in (
         ("empty_channel", {"channel": "c"}),
+        ("set_channel", {"channel": "c", "when": "end"}),
         ("delete_channel", {"channel": "c"}),
         ("delete_topic", {}),
         ("empty_topic", {}),

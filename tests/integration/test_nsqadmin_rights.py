@@ -140,6 +140,23 @@ def test_each_role_may_what_it_may(deployed: Deployment):
     assert rows[0]["action"] == "delete_channel"
 
 
+def test_a_channel_is_set_to_a_time_by_whoever_may_empty_it(deployed: Deployment):
+    topic = deployed.topic("set")
+    for name, status in (("operator", 403), ("chief", 303)):
+        headers = {"Cookie": cookie_of(deployed.log_in(name)), **FORM}
+        page = deployed.nsqadmin.request("GET", f"/topics/{topic}/c", None, headers)
+        assert [f"/confirm/{act}?" in page.text for act in ("set_channel", "empty_channel")] == [status == 303] * 2
+        assert "/act/pause_channel" in page.text
+        assert deployed.nsqd.stats(topic, "c")["depth"] == 1
+        form = {"topic": topic, "channel": "c", "when": "end", "confirm": "c", "csrf": csrf_of(page)}
+        answer = deployed.nsqadmin.request("POST", "/act/set_channel", urlencode(form).encode(), headers)
+        assert answer.status == status
+        row = deployed.lines()[-1]
+        assert (row["who"], row["action"], row["subject"]) == (name, "set_channel", f"{topic}/c")
+        assert row["outcome"] == ("done" if status == 303 else "refused")
+    assert deployed.nsqd.stats(topic, "c")["depth"] == 0
+
+
 def test_bodies_are_hidden_from_who_may_only_look(deployed: Deployment):
     topic = deployed.topic("bodies")
     hidden = deployed.as_user("reader", "GET", f"/api/v2/peek/{topic}/c").json

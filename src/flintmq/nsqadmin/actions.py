@@ -3,7 +3,8 @@
 Rules of this file:
 
 - Each asks for a role first, then checks what it was given, then asks all daemons concerned, and says who did not do
-  it. It is refused when nobody did it.
+  it, and who could not be asked: an nsqd that may have the topic, or a nsqlookupd that may know who has it. It is
+  refused when nobody did it.
 - What loses messages asks for the name of what it is about (``confirm``), as the visitor has typed it; None: a script
   that has the name in its request.
 - Every attempt is in the audit log, those that are refused included, and what was done is notified of.
@@ -39,8 +40,9 @@ from flintmq.nsqadmin.errors import Refused
 from flintmq.nsqadmin.gather import Gather
 from flintmq.nsqadmin.messages import DEAD_PREFIX, ORIGIN, PEEK_COUNT_MAX, dead_channel
 from flintmq.nsqadmin.notify import Notification, Notifier
+from flintmq.nsqadmin.snapshots import Snapshot
 from flintmq.nsqadmin.upstream import NotAnswered, Upstream
-from flintmq.nsqadmin.views import DoneView
+from flintmq.nsqadmin.views import DoneView, Missing
 from flintmq.options import SECOND, parse_duration_ns
 from flintmq.topic_meta import PARTITION_NUM_MAX, REPLICATOR_MAX
 
@@ -57,6 +59,7 @@ class Outcome:
     Attributes:
         done_count: daemons that did it.
         failures: of those that did not; ``absent``: of those that have no such topic or channel.
+        unasked: of those that it was not asked of, because they did not say whether it concerns them.
         text: what is told instead of what was to be done; empty: that.
     """
 
@@ -65,6 +68,13 @@ class Outcome:
         self.done_count = 0
         self.failures: list[NotAnswered] = []
         self.absent: list[NotAnswered] = []
+        self.unasked: list[NotAnswered] = []
+
+    @property
+    def undone(self) -> list[NotAnswered]:
+        """All that may not have done it: those that did not, and those that could not be asked."""
+        unasked = {_who(each.missing): each for each in self.unasked}
+        return [*(each for each in self.failures if _who(each.missing) not in unasked), *unasked.values()]
 
     def add(self, done_count: int, failures: Iterable[NotAnswered]) -> None:
         """Count what several daemons answered."""
@@ -72,6 +82,14 @@ class Outcome:
         for each in failures:
             is_absent = each.status == 404 and each.word in _NOT_THERE
             (self.absent if is_absent else self.failures).append(each)
+
+    def add_unasked(self, missing: Iterable[Missing]) -> None:
+        """Note who could not be asked."""
+        for each in missing:
+            text = each.text
+            if each.daemon == "nsqlookupd":
+                text = f"{text} (nsqd that only it knows were not asked)"
+            self.unasked.append(NotAnswered(msgspec.structs.replace(each, text=text)))
 
 
 class Actions:
@@ -174,16 +192,16 @@ class Actions:
     async def _create_channel(self, topic: str, channel: str, outcome: Outcome) -> None:
         if self._lookupds:
             await self._each("nsqlookupd", self._lookupds, lookupd_questions.create_channel(topic, channel), outcome)
-        holders = await self._holders(topic)
+        holders = await self._holders(topic, outcome)
         await self._each("nsqd", holders, nsqd_questions.create_channel(topic, channel), outcome)
 
     async def delete_topic(self, visitor: Visitor, topic: str, confirm: str | None = None) -> DoneView:
         """Delete a topic with its channels and messages, everywhere."""
 
         async def work(outcome: Outcome) -> None:
-            holders = await self._holders(topic)  # first: nsqlookupd forgets who has it
+            holders = await self._holders(topic, outcome)  # first: nsqlookupd forgets who has it
             known = (await self._gather.snapshots.get()).topics.get(topic)
-            if known is None and not holders and not await self._is_registered(topic):
+            if known is None and not holders and not outcome.unasked and not await self._is_registered(topic):
                 raise Refused(404, "TOPIC_NOT_FOUND")
             if self._lookupds:
                 if known is not None and known.partition_count:
@@ -206,7 +224,7 @@ class Actions:
         """Delete a channel, everywhere."""
 
         async def work(outcome: Outcome) -> None:
-            holders = await self._holders(topic)
+            holders = await self._holders(topic, outcome)
             if self._lookupds:
                 question = lookupd_questions.delete_channel(topic, channel)
                 await self._each("nsqlookupd", self._lookupds, question, outcome)
@@ -270,16 +288,25 @@ class Actions:
 
     # -- beyond NSQ ---------------------------------------------------------------------------------------------------
 
-    async def set_channel(self, visitor: Visitor, topic: str, channel: str, when: str) -> DoneView:
-        """Let a channel go on at another place: deliver again from then on, or leave out what is before.
+    async def set_channel(
+        self, visitor: Visitor, topic: str, channel: str, when: str, confirm: str | None = None
+    ) -> DoneView:
+        """Let a channel go on at another place: deliver again from then on, or drop what is before.
 
         Args:
             when: ``beginning``, ``end``, a time as ``2026-11-23T14:00:00Z``, or a duration such as ``1h30m`` (ago).
         """
-        start = read_start(when)
-        question = nsqd_questions.set_offset(topic, channel, start)
+        order: list[Question[Any]] = []
+
+        def check() -> None:
+            checked(topic, channel, confirm)()
+            order.append(nsqd_questions.set_offset(topic, channel, read_start(when)))
+
+        async def work(outcome: Outcome) -> None:
+            await self._each("nsqd", await self._holders(topic, outcome), order[0], outcome)
+
         text = f"set channel {topic}/{channel} to {when}"
-        return await self._everywhere(visitor, "operate", "set_channel", text, question, topic, channel)
+        return await self._change(visitor, "admin", "set_channel", text, work, check, topic=topic, channel=channel)
 
     async def enable_trace(self, visitor: Visitor, topic: str) -> DoneView:
         """Record what happens to the messages of a topic."""
@@ -502,8 +529,12 @@ class Actions:
             known = await self._gather.snapshots.fresh()
             dead_topic, _ = await messages.dead_topic_of(topic, known)
             nodes, _ = messages.nodes_of(dead_topic, known)
+            unasked = self._unasked(dead_topic, known, nodes)
             channel = dead_channel(known, dead_topic)
             if not channel:
+                outcome.add_unasked(unasked)
+                if unasked:
+                    return
                 raise Refused(404, f"there are no dead letters of {topic} in a channel of {dead_topic}")
             answers = await asyncio.gather(
                 *(of_node(node, dead_topic, channel, outcome) for node in nodes), return_exceptions=True
@@ -513,7 +544,9 @@ class Actions:
                     outcome.add(0, [answer])
                 elif isinstance(answer, BaseException):
                     raise answer
-            if not outcome.done_count and not outcome.failures:
+            if message_id is None or not outcome.done_count:  # one that was found need be looked for nowhere else
+                outcome.add_unasked(unasked)
+            if not outcome.done_count and not outcome.undone:
                 raise Refused(404, f"there is no such dead letter of {topic} that waits in {dead_topic}/{channel}")
 
         def check() -> None:
@@ -575,7 +608,7 @@ class Actions:
         confirm: str | None = None,
     ) -> DoneView:
         async def work(outcome: Outcome) -> None:
-            holders = await self._holders(topic)
+            holders = await self._holders(topic, outcome)
             if action.startswith(("pause", "unpause")) and await self._is_paused(topic, channel) is (action[0] == "p"):
                 name = f"{topic}/{channel}" if channel else topic
                 state = "was paused already" if action[0] == "p" else "was not paused"
@@ -624,14 +657,14 @@ class Actions:
         text = outcome.text or text
         if is_counted:
             text = f"{text} ({outcome.done_count})"
-        failures = [str(each) for each in outcome.failures]
+        failures = [str(each) for each in outcome.undone]
         self._audit.note(visitor, action, subject, "partly" if failures else "done", failures)
         self._tell(visitor, action, topic, channel, node)
         return DoneView(
             at_s=self._env.clock.wall_ns() / SECOND,
             is_done=True,
             text=text,
-            failures=[each.missing for each in outcome.failures],
+            failures=[each.missing for each in outcome.undone],
         )
 
     def _tell(self, visitor: Visitor, action: str, topic: str, channel: str = "", node: str = "") -> None:
@@ -670,14 +703,28 @@ class Actions:
         outcome.add(0, failures)
         return None
 
-    async def _holders(self, topic: str) -> list[str]:
-        """Return the nodes that have a topic, as nsqlookupd and they themselves say now."""
+    async def _holders(self, topic: str, outcome: Outcome) -> list[str]:
+        """Return the nodes that have a topic, as nsqlookupd and they themselves say now; note who does not say."""
         snapshots = self._gather.snapshots
         await snapshots.fresh()
         holding, known = await self._gather.holders(topic)
         answers = await self._upstream.look_all("nsqlookupd", snapshots.lookupds, daemons.lookup(topic))
         named = [each.address for found in answers.found.values() for each in found]
-        return list(dict.fromkeys([*(each for each in named if each in known.nodes), *holding]))
+        holders = list(dict.fromkeys([*(each for each in named if each in known.nodes), *holding]))
+        outcome.add_unasked(self._unasked(topic, known, holders))
+        outcome.add_unasked(each for each in answers.missing if each.why != "refused")  # who knows no such topic
+        return holders
+
+    def _unasked(self, topic: str, known: Snapshot, asked: list[str]) -> list[Missing]:
+        """Return who did not say whether a change of a topic concerns them: nsqlookupd, and nsqd that may have it."""
+        nodes = [
+            node.problem
+            for address, node in known.nodes.items()
+            if node.problem is not None
+            and address not in asked
+            and (not self._lookupds or any(each.topic == topic for each in node.topics))
+        ]
+        return [*(each for each in known.missing if each.daemon == "nsqlookupd"), *nodes]
 
     async def _is_registered(self, topic: str) -> bool:
         """Whether a nsqlookupd knows a topic, or may: one that does not answer."""
@@ -705,9 +752,13 @@ def publish_again(message: StoredMessage, topic: str) -> Question[Any]:
     return post("/pub", nothing, message.body, topic=target)
 
 
+def _who(missing: Missing) -> tuple[str, str]:
+    return missing.daemon, missing.address
+
+
 def _nobody(outcome: Outcome) -> Refused:
-    if outcome.failures:
-        return Refused(502, "UPSTREAM_ERROR: " + "; ".join(str(each) for each in outcome.failures))
+    if outcome.undone:
+        return Refused(502, "UPSTREAM_ERROR: " + "; ".join(str(each) for each in outcome.undone))
     if outcome.absent:
         return Refused(404, outcome.absent[0].word)
     return Refused(404, "TOPIC_NOT_FOUND")

@@ -188,8 +188,8 @@ class NsqadminOptions(Options):
     default_role: str = option(
         Choice(("", *ROLES)),
         "",
-        "what somebody may do who is no known user: none - log in; read - look; operate - also create, pause, move "
-        "channels, requeue; admin - everything",
+        "what somebody may do who is no known user: none - log in; read - look; operate - also create, pause, requeue; "
+        "admin - everything",
         group=_VISITORS,
         origin="flintmq",
         default_text="none with --users-file, read with --admin-user, else admin",

@@ -753,7 +753,7 @@ class DoneView(View, frozen=True, kw_only=True):
     Attributes:
         is_done: at least one daemon did it.
         text: what was done, as a sentence.
-        failures: who did not do it, and why.
+        failures: who did not do it, or could not be asked, and why.
     """
 
     is_done: bool
@@ -769,7 +769,7 @@ class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
         action: as in notifications, such as ``delete_topic``; also ``log_in``, ``log_in_failed``, ``log_out``.
         subject: what it was about: topic, ``topic/channel``, or node.
         outcome: ``done``, ``partly``, ``failed`` or ``refused``.
-        failures: who did not do it, and why.
+        failures: who did not do it, or could not be asked, and why.
     """
 
     at_s: float

@@ -124,9 +124,10 @@ ACTS = {
             what="The channel and its messages are deleted on every node, for good; its consumers are disconnected.",
         ),
         Act(
-            "set_channel", ("topic", "channel", "when"), _CHANNEL, asks_when=True, title="Set channel to a time",
-            button="Set the channel",
-            what="Back: messages that are still stored are delivered again. Forward: what lies between is left out.",
+            "set_channel", ("topic", "channel", "when"), _CHANNEL, named_by="channel", asks_when=True,
+            title="Set channel to a time", button="Set the channel",
+            what="Back: messages that are still stored are delivered again. Forward: what the channel has before that "
+            "place, waiting, in flight or deferred, is dropped on every node, for good.",
         ),
         Act(
             "tombstone", ("node", "topic"), _TOPIC, named_by="topic", title="Take a topic from a node",

@@ -36,7 +36,7 @@ _WHAT = ("next", "in_flight", "deferred")
 _HEX = frozenset("0123456789abcdefABCDEF")
 _ID_SIZES = (16, 32)
 _LISTED_MAX = 500
-_SEEN = ("empty_topic", "delete_topic", "empty_channel", "delete_channel", "tombstone")
+_SEEN = ("empty_topic", "delete_topic", "empty_channel", "delete_channel", "set_channel", "tombstone")
 """Changes of what may be another topic of the same name by then."""
 
 _SEEN_SIZE_MAX = 1000
@@ -84,7 +84,8 @@ class Pages:
         if done is None:
             return []
         kind = "success" if done.is_done and not done.failures else "warning" if done.is_done else "danger"
-        return [{"kind": kind, "text": done.text, "lines": [f"{one.address}: {one.text}" for one in done.failures]}]
+        lines = [f"{one.daemon} {one.address}: {one.text}" for one in done.failures]
+        return [{"kind": kind, "text": done.text, "lines": lines}]
 
     async def _charts(self, request: Request, series: str, name: str) -> dict[str, Any]:
         span_s = asked_number(request, "span", SPAN_S, 60, SPANS[-1][0])
@@ -282,6 +283,9 @@ class Pages:
             channel = await self._gather.channel(fields["topic"], fields["channel"])
             is_deleted = act.name == "delete_channel"
             return (channel.lost_if_deleted if is_deleted else channel.lost_if_emptied), channel.missing
+        if act.name == "set_channel":
+            channel = await self._gather.channel(fields["topic"], fields["channel"])
+            return f"of {channel.lost_if_emptied}, those before that place would be lost", channel.missing
         if act.name == "tombstone":
             topic = await self._gather.topic(fields["topic"])
             losses = [
