@@ -101,6 +101,28 @@ def test_a_spool(everything: Secured, tmp_path: Path, place: str):
         query.stop()
 
 
+def test_a_spool_that_may_not_publish_is_told_of_headers(everything: Secured, tmp_path: Path):
+    """The answer that says so is for who may publish; the others learn it from the answer to SUB."""
+    daemons = Daemons(tmp_path)
+    try:
+        nsqd = daemons.nsqd(f"--auth-http-address={everything.auth.address}")
+        nsqd.post("/topic/create?topic=with&extend=true")
+        nsqd.post("/pub_ext?topic=with&ext=%7B%22a%22%3A%22b%22%7D", b"x")
+        nsqd.post("/pub?topic=without", b"x")
+        everything.auth.grant({"permissions": ["subscribe"], "topic": ".*", "channels": ["spark"]})
+        for topic, headers in (("with", {"a": "b"}), ("without", {})):
+            options = {"nsqd": f"127.0.0.1:{nsqd.tcp[1]}", "authSecret": f"file:{everything.secret}", "topic": topic}
+            options |= {"channel": "spark", "columns": "body,headers"}
+            query = Query(**options, mode="spool", spoolLocation=tmp_path / topic)
+            try:
+                query.available_now()
+                assert [(row["body"], dict(row["headers"] or ())) for row in query.rows] == [(b"x", headers)]
+            finally:
+                query.stop()
+    finally:
+        daemons.close()
+
+
 def test_a_spool_that_nsqd_refuses(everything: Secured, tmp_path: Path):
     options = everything.options(tlsCert=None, tlsKey=None)
     options |= {"topic": "t", "channel": "spark", "mode": "spool", "spoolLocation": str(tmp_path / "s")}

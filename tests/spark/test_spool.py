@@ -6,12 +6,14 @@ The nsqd is one that knows no more than NSQ's, or what ``SPARK_NSQD`` names.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from tests.integration.daemons import PATIENCE_S
@@ -323,6 +325,97 @@ def test_deferred_messages_when_they_are_due(nsqd: NsqdProcess, topic: str, quer
     stored.stop()
     with pytest.raises(OptionError, match="this checkpoint was begun with mode=offset"):
         stored.step()
+
+
+def headed(nsqd: NsqdProcess, topic: str, *numbers: int) -> None:
+    """Publish messages whose headers are their numbers."""
+    for number in numbers:
+        ext = quote(json.dumps({"n": str(number)}))
+        nsqd.post(f"/pub_ext?topic={topic}&ext={ext}", b"%d" % number)
+
+
+def headers_of(reading: Query) -> list[tuple[bytes, dict[str, str]]]:
+    return sorted((row["body"], dict(row["headers"] or ())) for row in reading.rows)
+
+
+def with_numbers(*numbers: int) -> list[tuple[bytes, dict[str, str]]]:
+    return [(b"%d" % number, {"n": str(number)}) for number in numbers]
+
+
+@pytest.mark.parametrize("mode", ["spool", "direct", "due"])
+@pytest.mark.parametrize("partitions", ["", "&partition_num=2"], ids=["plain", "partitions"])
+def test_headers_come_without_nsqlookupd(
+    nsqd: NsqdProcess, topic: str, query: Callable[..., Query], partitions: str, mode: str
+):
+    """The nsqd itself is asked, as nsqlookupd would tell: a plain topic would give the bodies alone, in silence."""
+    nsqd.post(f"/topic/create?topic={topic}&extend=true{partitions}")
+    headed(nsqd, topic, 0, 1, 2)
+    how = {"mode": "auto", "deferred": "due"} if mode == "due" else {"mode": mode}
+    reading = query(nsqd=nsqd.address, columns="body,headers", **how)
+    reading.available_now()
+    assert headers_of(reading) == with_numbers(0, 1, 2)
+
+
+def test_a_topic_without_headers_stays_one(nsqd: NsqdProcess, topic: str, query: Callable[..., Query]):
+    """One that is not there either: it is made as ever by who subscribes to it."""
+    reading = query(nsqd=nsqd.address, columns="body,headers")
+    in_time(lambda: reading.step() >= 0 and topic.encode() in nsqd.get("/stats?format=json"))
+    (found,) = json.loads(nsqd.get(f"/stats?format=json&topic={topic}"))["topics"]
+    assert "extend_support" not in found
+    nsqd.publish(topic, [b"x"])
+    until_rows(reading, 1)
+    assert headers_of(reading) == [(b"x", {})]
+
+
+def test_a_topic_that_is_given_headers_while_it_is_read(nsqd: NsqdProcess, topic: str, query: Callable[..., Query]):
+    nsqd.post(f"/topic/create?topic={topic}&partition_num=1")
+    nsqd.publish(topic, [b"before"])
+    reading = query(nsqd=nsqd.address, columns="body,headers")
+    until_rows(reading, 1)
+    nsqd.post(f"/topic/meta/update?topic={topic}&upgradeext=true")
+    headed(nsqd, topic, 1)
+    until_rows(reading, 2)
+    assert headers_of(reading) == [(b"1", {"n": "1"}), (b"before", {})]
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["both", "late"])
+def test_nsqds_that_differ_in_headers_are_refused_by_name(
+    nsqd: NsqdProcess, topic: str, query: Callable[..., Query], tmp_path: Path, is_late: bool
+):
+    """Also when the one with headers was away: what it has would be read without them, and nobody would know."""
+    other = NsqdProcess(tmp_path / "other")
+    try:
+        other.post(f"/topic/create?topic={topic}&extend=true")
+        nsqd.post(f"/topic/create?topic={topic}")
+        if is_late:
+            other.kill()
+        reading = query(nsqd=f"{nsqd.address},{other.address}")
+        if is_late:
+            nsqd.publish(topic, [b"x"])
+            until_rows(reading, 1)
+            other.start()
+        with pytest.raises(SpoolFailed, match="has headers on one of the nsqds that option nsqd names and none on"):
+            in_time(lambda: reading.step() < 0)
+    finally:
+        other.stop()
+
+
+@pytest.mark.parametrize("mode", ["spool", "direct"])
+def test_an_nsqd_that_refuses_is_all_that_is_said(
+    nsqd: NsqdProcess, topic: str, query: Callable[..., Query], caplog: pytest.LogCaptureFixture, mode: str
+):
+    """Not that the spool, at an address that no user knows, is no longer there, nor its token."""
+    caplog.set_level(logging.WARNING)
+    nsqd.post(f"/topic/create?topic={topic}&partition_num=1&orderedmulti=true")
+    reading = query(mode, nsqd=nsqd.address)
+    with pytest.raises(SpoolFailed, match="the spool does not run: E_SUB_ORDER_IS_MUST") as caught:
+        reading.available_now()
+    assert caught.value.__cause__ is None and caught.value.__context__ is None
+    assert reading.reader._place is not None
+    assert reading.reader._place.address not in caplog.text
+    assert "authSecret" not in caplog.text and "token" not in caplog.text
+    errors = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert errors == [str(caught.value)], "one line, before Spark's traceback"
 
 
 def test_spark_read_of_an_nsqd_without_offsets_says_what_to_use(plain: PlainNsqd, topic: str, tmp_path: Path):

@@ -3,7 +3,7 @@
 It is a process of its own because Spark's runner answers one call at a time, while nsqd wants FINs, TOUCHes and
 heartbeats all along. It ends with this process: its standard input does.
 
-The rules of this file: it imports no pyspark; what the spool says last before it ends is the reason of the error;
+The rules of this file: it imports no pyspark; the reason of an error is what the spool says of itself, or said last;
 a secret is handed on as the reference that it is.
 
 Source: docs/decisions/0032.
@@ -71,12 +71,18 @@ class SpoolProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._spool: Spool | None = None
         self._said: deque[str] = deque(maxlen=LAST_WORDS)
+        self._failed = ""  # why it is about to end by itself
         self._port = 0
 
     @property
     def process_id(self) -> int:
         """The id of the process; 0 when there is none."""
         return 0 if self._process is None else self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a process that has not ended."""
+        return self._process is not None and self._process.poll() is None
 
     def running(self) -> Spool:
         """Return the spool; start it if it does not run.
@@ -85,11 +91,9 @@ class SpoolProcess:
             SpoolFailed: it cannot be started, or ended because nsqd or the disk refuses it.
         """
         if self._spool is not None and self._process is not None:
-            if self._process.poll() is None:
+            if self._process.poll() is None and not self._failed:
                 return self._spool
-            if self._process.returncode > 0:  # it said why; one that was killed is started again
-                reason, self._spool = self._reason(), None
-                raise SpoolFailed(reason)
+            self.check()  # it said why; one that was killed is started again
             log.warning("the spool was ended by signal %d, starting it again", -self._process.returncode)
         retries = Retries(self._options.retries, self._sleep)
         while True:
@@ -110,11 +114,13 @@ class SpoolProcess:
         """
         if self._process is None:
             return
+        if self._failed and self._process.stdin is not None:
+            self._process.stdin.close()  # it is heard, and need not be there any longer
         try:
             code = self._process.wait(ENDING_S)  # its listener is gone before it is
         except subprocess.TimeoutExpired:
-            return
-        if code > 0:
+            code = 0
+        if code > 0 or self._failed:
             self._spool = None
             raise SpoolFailed(self._reason())
 
@@ -153,6 +159,7 @@ class SpoolProcess:
             "link": asdict(options.link),
         }
         self._said.clear()
+        self._failed = ""
         process = self._process = subprocess.Popen(
             [*COMMAND],
             stdin=subprocess.PIPE,
@@ -177,6 +184,7 @@ class SpoolProcess:
             self._end(process)
             listener.join(END_S)
             raise SpoolFailed(self._reason()) from None
+        threading.Thread(target=self._hear, args=(process,), name="spool", daemon=True).start()
         self._port = int(address.rpartition(":")[2])
         log.info("the spool of %s listens at %s", ",".join(logs), address)
         return Spool(SpoolPlace(address, f"file:{token_file}"), logs)
@@ -196,7 +204,20 @@ class SpoolProcess:
             self._said.append(text)
             log.warning("spool: %s", text)
 
+    def _hear(self, process: subprocess.Popen[bytes]) -> None:
+        """Note why the spool ends, which it says while it is still there."""
+        assert process.stdout is not None
+        for line in process.stdout:
+            try:
+                failed = str(json.loads(line)["failed"])
+            except (*UNREADABLE_JSON, KeyError, TypeError):
+                continue
+            if process is self._process:
+                self._failed = failed
+
     def _reason(self) -> str:
+        if self._failed:
+            return with_spark_names(self._failed)
         code = None if self._process is None else self._process.returncode
         return with_spark_names(self._said[-1]) if self._said else f"it said nothing (exit code {code})"
 

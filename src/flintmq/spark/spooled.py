@@ -30,11 +30,12 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 
 from flintmq.clock import Clock
 from flintmq.errors import FlintError, OptionError
-from flintmq.spark.broker import NotByOffset
+from flintmq.spark.broker import FAILURES, NotByOffset
 from flintmq.spark.errors import NOT_THIS_SPOOL, SOURCE, DataLost, line_first
 from flintmq.spark.offsets import LOG_KEY, MODE_KEY, PartitionKey, entries_of, from_json, to_json
 from flintmq.spark.options import AUTO, DIRECT, OFFSET, SPOOL, SourceOptions
 from flintmq.spark.prefetch import WithRows
+from flintmq.spark.retry import Retries
 from flintmq.spark.session_settings import warn_of_tasks
 from flintmq.spark.spool import Spool, SpoolProcess
 from flintmq.spark.stream_reader import NsqStreamReader
@@ -89,14 +90,7 @@ class AnyStreamReader(WithRows, DataSourceStreamReader, SupportsTriggerAvailable
                 if start:
                     raise
                 self._use_spool(error)
-        spool, reader = self._run()
-        at = self._ours(start, spool)
-        try:
-            found = self._latest(reader, at, limit, spool)
-        except FlintError:
-            assert self._process is not None
-            self._process.check()
-            raise
+        at, found = self._patiently(start, limit)
         return start if found == at and LOG_KEY in start and at == _plain(start) else _marked(found, self._found)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -168,9 +162,34 @@ class AnyStreamReader(WithRows, DataSourceStreamReader, SupportsTriggerAvailable
         spool = self._process.running()
         if self._spooled is None or self._place != spool.place:
             self._place = spool.place
-            self._spooled = NsqStreamReader(at_spool(self._options, spool.place))
+            self._spooled = NsqStreamReader(self._once(spool))
             self._has_end = False
         return spool, self._spooled
+
+    def _once(self, spool: Spool) -> SourceOptions:
+        """Return the options with which a spool is asked once: what it means if it does not answer is judged here."""
+        return replace(at_spool(self._options, spool.place), retries=0)
+
+    def _patiently(self, start: dict[str, Any], limit: ReadLimit) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return what an offset says of the spool, and the latest one.
+
+        Raises:
+            SpoolFailed: the spool has ended. Nothing is said of its address and its token then, which no user knows.
+        """
+        retries = Retries(self._options.retries)
+        while True:
+            spool, reader = self._run()
+            at = self._ours(start, spool)
+            try:
+                return at, self._latest(reader, at, limit, spool)
+            except FlintError as error:
+                failed = error
+            assert self._process is not None
+            self._process.check()
+            if not isinstance(failed, FAILURES):
+                raise failed
+            if self._process.is_running:
+                retries.failed(failed, "asking the spool for offsets")
 
     def _ours(self, offset: dict[str, Any], spool: Spool) -> dict[str, Any]:
         """Return what an offset says of the logs that the spool has.
@@ -205,7 +224,7 @@ class AnyStreamReader(WithRows, DataSourceStreamReader, SupportsTriggerAvailable
         if not self._is_ending or self._has_end:
             return reader.latestOffset(at, limit)
         end_at = time.monotonic() + self._options.nsqd_down_timeout
-        surveyor = Surveyor(at_spool(self._options, spool.place))
+        surveyor = Surveyor(self._once(spool))
         while True:
             survey = surveyor.look(is_waiting=True)
             if all(entry.is_caught_up for entry in survey.logs.values()):

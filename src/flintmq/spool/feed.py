@@ -110,7 +110,7 @@ class Feed:
         self._late_told = 0
         self._refused_told = 0
         self._refused_told_at = -REFUSED_TOLD_S
-        consumer.take_deliveries(self.take, with_frames=True)
+        self.use(consumer)
         if is_kept:
             self._held.expect_again(_last_messages(partition_log, in_flight_max))
 
@@ -127,6 +127,15 @@ class Feed:
         if not self._is_kept and self.consumer.is_starved:  # nsqd waits for what Spark has not committed
             return False
         return self._loop.time() - self._old_at >= self._quiet_s
+
+    def use(self, consumer: BulkConsumer) -> None:
+        """Take from another consumer from now on, one that is not started; the former one delivers no more."""
+        self.consumer = consumer
+        self._old_at = self._loop.time()
+        self._refused_told = 0
+        consumer.take_deliveries(self.take, with_frames=True)
+        if self.is_full or self._retry is not None:
+            consumer.pause()
 
     # -- messages in ---------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ listens, and ends when its standard input does: with whoever started it, in what
 
     {"directory": "/data/spool", "topics": ["clicks"], "channel": "spark", ...}   ->   see Settings
     {"address": "127.0.0.1:41234", "logs": {"clicks": "187a..."}}                  <-
+    {"failed": "..."}                                                              <-   if it will end by itself
 
 In ``directory`` (one process at a time, by flock)::
 
@@ -28,13 +29,15 @@ import os
 import secrets
 import sys
 import threading
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from flintmq.client.aio.consumer import BulkConsumer
+from flintmq.client.core.subscribing import EXTEND_CODES
 from flintmq.env import Env
-from flintmq.errors import UNREADABLE_JSON, DataPathLocked, FlintError, StorageError
+from flintmq.errors import UNREADABLE_JSON, DataPathLocked, FlintError, NsqdError, StorageError
 from flintmq.limits import BATCH_SIZE_MAX
 from flintmq.net.address import ListenFailed
 from flintmq.net.listen import listen
@@ -43,6 +46,7 @@ from flintmq.spark.errors import EXIT_TAKEN
 from flintmq.spark.link import consumer_options
 from flintmq.spark.options import LinkOptions
 from flintmq.spool.feed import TICK_S, Feed
+from flintmq.spool.headers import HeadersDiffer, Said, ask, what_holds
 from flintmq.spool.server import Connection, Service
 from flintmq.storage import Corruption, MemoryLog, OsFiles, PartitionLog, ReadCache, replace_file
 
@@ -54,6 +58,10 @@ SEGMENTS_MIN = 8  # of the most bytes that are kept, so that what is read can go
 FRAME_SIZE_MAX = BATCH_SIZE_MAX - (1 << 20)
 SETTINGS_SIZE_MAX = 1 << 20
 STATE_INTERVAL_S = 0.5
+HEARD_S = 5.0
+"""How long who started a spool may take to hear that it ends by itself; until then it can be asked."""
+ASK_AGAIN_S = 2.0
+"""Between two questions to an nsqd that is away, whether a topic has headers there."""
 QUIET_S = 1.0
 """So long nothing old has to come before everything has: nsqd hands out what waits as fast as it is taken. What was in
 flight when a spool was killed comes only after its message timeout."""
@@ -172,8 +180,11 @@ class Spool:
         self._end = end
         self._cache = ReadCache()
         self._quiet_s = QUIET_S if state.is_ended else QUIET_S + settings.msg_timeout
+        self._link = LinkOptions(**settings.link)
         self._feeds = {topic: self._feed(topic) for topic in settings.topics}
+        self._has_headers = dict.fromkeys(settings.topics, False)  # as far as is known
         self._is_state_due = False
+        self._is_left = asyncio.Event()
 
     def _feed(self, topic: str) -> Feed:
         settings, wall_ns = self._settings, self._env.clock.wall_ns()
@@ -190,21 +201,10 @@ class Spool:
                 report=_damaged,
                 created_ns=wall_ns,
             )
-        link = LinkOptions(**settings.link)
-        consumer = BulkConsumer(
-            topic,
-            settings.channel,
-            nsqd_tcp_addresses=settings.nsqd,
-            nsqlookupd_http_addresses=settings.lookupd,
-            max_in_flight=settings.max_in_flight,
-            options=consumer_options(link, settings.connect_timeout, FRAME_SIZE_MAX),
-            msg_timeout=settings.msg_timeout,
-            lookup_interval=max(1.0, settings.lookupd_poll_interval),
-        )
         return Feed(
             topic,
             partition_log,
-            consumer,
+            self._consumer(topic, has_headers=False),
             self._env,
             is_kept=self._files is not None,
             bytes_max=settings.bytes_max,
@@ -214,11 +214,26 @@ class Spool:
             fail=self._fail,
         )
 
+    def _consumer(self, topic: str, has_headers: bool) -> BulkConsumer:
+        settings = self._settings
+        return BulkConsumer(
+            topic,
+            settings.channel,
+            nsqd_tcp_addresses=settings.nsqd,
+            nsqlookupd_http_addresses=settings.lookupd,
+            max_in_flight=settings.max_in_flight,
+            options=consumer_options(self._link, settings.connect_timeout, FRAME_SIZE_MAX),
+            msg_timeout=settings.msg_timeout,
+            lookup_interval=max(1.0, settings.lookupd_poll_interval),
+            headers=has_headers,
+        )
+
     def _fail(self, error: BaseException) -> None:
         if not self._end.done():
             self._end.set_exception(error)
 
     def _stop(self) -> None:
+        self._is_left.set()
         if not self._end.done():
             self._end.set_result(None)
 
@@ -233,8 +248,7 @@ class Spool:
         listener = await _listen(lambda: Connection(service), settings)
         await self._write_state()
         logs = {topic: f"{feed.log.log_id:016x}" for topic, feed in self._feeds.items()}
-        sys.stdout.write(msgspec.json.encode({"address": listener.name, "logs": logs}).decode() + "\n")
-        sys.stdout.flush()
+        _say({"address": listener.name, "logs": logs})
         threading.Thread(target=_wait_for_end, args=(loop, self._stop), name="stdin", daemon=True).start()
         tasks = [loop.create_task(self._consume(feed)) for feed in self._feeds.values()]
         tasks += [loop.create_task(self._tick()), loop.create_task(self._write_states())]
@@ -242,6 +256,12 @@ class Spool:
             task.add_done_callback(self._task_ended)
         try:
             await end
+        except (FlintError, OSError) as error:
+            _say({"failed": str(error)})
+            with suppress(TimeoutError):
+                async with asyncio.timeout(HEARD_S):  # else a question that is under way finds nobody there
+                    await self._is_left.wait()
+            raise
         finally:
             listener.close()
             service.close()
@@ -255,12 +275,76 @@ class Spool:
     async def _consume(self, feed: Feed) -> None:
         """Take a topic until its consumer ends.
 
+        An nsqd that refuses a consumer because of headers is asked again as it wants: the topic may have been given
+        some, or been created anew. Nsqds that contradict each other in that are given up.
+
         Raises:
             FlintError: nsqd refuses it for good.
         """
-        await feed.consumer.start()
-        async for _ in feed.consumer:
-            raise AssertionError("deliveries are taken before they become messages")
+        topic = feed.topic
+        has_headers, away = await self._learn(topic)
+        late = asyncio.create_task(self._check_late(topic, away))
+        late.add_done_callback(self._task_ended)
+        tried: set[bool] = set()
+        try:
+            while True:
+                tried.add(has_headers)
+                self._has_headers[topic] = has_headers
+                feed.use(self._consumer(topic, has_headers))
+                try:
+                    await feed.consumer.start()
+                    tried.clear()  # all of them took it
+                    async for _ in feed.consumer:
+                        raise AssertionError("deliveries are taken before they become messages")
+                    return
+                except NsqdError as error:
+                    if error.code not in EXTEND_CODES:
+                        raise
+                    has_headers = error.code == "E_SUB_EXTEND_NEED"
+                    if has_headers in tried:
+                        raise (HeadersDiffer(topic) if self._settings.nsqd else error) from None
+                    how = "with headers" if has_headers else "without headers"
+                    log.warning("nsqd %s wants topic %s to be consumed %s, so it is", error.nsqd, topic, how)
+                await feed.consumer.close()
+        finally:
+            late.cancel()
+
+    async def _learn(self, topic: str) -> tuple[bool, list[str]]:
+        """Return whether a topic has headers, and the nsqds that are yet to say it.
+
+        Raises:
+            HeadersDiffer: it has some on one nsqd, and none on another.
+        """
+        away = list(self._settings.nsqd)  # nsqlookupd say it to the consumer
+        is_told = False
+        while away:
+            said = await self._ask(topic, away)
+            left = [address for address, each in said.items() if each is Said.AWAY]
+            if len(left) < len(away):
+                return what_holds(topic, said.values()), left
+            if not is_told:
+                log.warning("topic %s: waiting for nsqd %s", topic, ",".join(away))
+                is_told = True
+            await asyncio.sleep(ASK_AGAIN_S)
+        return False, []
+
+    async def _check_late(self, topic: str, away: list[str]) -> None:
+        """Hear those who were away when the consumer began: a plain topic gives the bodies alone, and does not say so.
+
+        Raises:
+            HeadersDiffer: the topic has headers there, and the consumer asks for none.
+        """
+        while away:
+            await asyncio.sleep(ASK_AGAIN_S)
+            said = await self._ask(topic, away)
+            if Said.YES in said.values() and not self._has_headers[topic]:
+                raise HeadersDiffer(topic)
+            away = [address for address in away if said[address] is Said.AWAY]
+
+    async def _ask(self, topic: str, addresses: list[str]) -> dict[str, Said]:
+        timeout_s, run = self._settings.connect_timeout, self._env.run_blocking
+        said = await asyncio.gather(*(run(ask, address, topic, self._link, timeout_s) for address in addresses))
+        return dict(zip(addresses, said, strict=True))
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -294,6 +378,14 @@ class Spool:
             await self._env.run_blocking(replace_file, self._files, STATE, msgspec.json.encode(self._state))
         except OSError as error:
             log.error("%s of the spool cannot be written: %s", STATE, error)
+
+
+def _say(what: dict[str, Any]) -> None:
+    try:
+        sys.stdout.write(msgspec.json.encode(what).decode() + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        pass  # who started it has ended, and so does this
 
 
 def _open(directory: str) -> OsFiles:
