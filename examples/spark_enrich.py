@@ -30,10 +30,8 @@ def main(spark: Any, nsqd: str, directory: str, count: int = 1000) -> int:
         # another order when a task is repeated, and the sink could not tell them from new ones (it says so; its option
         # orderBy helps).
         .join(f.broadcast(countries), "country", "left")
-        .select(
-            f.to_json(f.struct("id", "country", "price", "name", "currency")).alias("body"),
-            f.col("country").alias("key"),  # rows of a country stay in order, where the topic has partitions
-        )
+        # In a topic with partitions also: f.col("country").alias("key"), so that rows of a country stay in order.
+        .select(f.to_json(f.struct("id", "country", "price", "name", "currency")).alias("body"))
     )
     query = (
         enriched.writeStream.format("nsq")

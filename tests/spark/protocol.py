@@ -342,7 +342,9 @@ class Scenario:
 
     def _sink_options(self) -> SinkOptions:
         nsqd = self.world.nsqds[0].address
-        where = {"lookupd": self.world.lookupd.address} if self.config.by_lookup else {"nsqd": nsqd}
+        # once into a plain topic has to name its nsqds
+        by_lookup = self.config.by_lookup and self.config.copies_to
+        where = {"lookupd": self.world.lookupd.address} if by_lookup else {"nsqd": nsqd}
         given = {"topic": self.copy, "delivery": "once", "retries": "4", "batchMessages": "5"}
         return SinkOptions.parse({**where, **given})
 

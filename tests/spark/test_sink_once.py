@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -250,6 +251,10 @@ def test_rows_that_cannot_be_published(nsqd: NsqdProcess, topic: str):
     for columns, words in (
         ({"body": [b"a"], "partition": [2]}, "partition has 2, topic .* has 0 to 1"),
         ({"body": [b"a"], "defer_ms": [-1]}, "defer_ms is -1 in a row"),
+        ({"body": [b"a", b"b"], "defer_ms": [0, None]}, f"defer_ms is null in a row, row 1 of its .* topic '{topic}'"),
+        ({"body": [b"a"] * 2, "topic": [topic, None]}, r"topic has None, .*, row 1 of its batch \(topic None\)"),
+        ({"body": [b"a"] * 2, "topic": [None, "a b"], "trace_id": [1, 2]}, r"None.*row 0 .*\(topic None, trace_id 1\)"),
+        ({"body": [b"a"] * 2, "topic": [topic, "a b"]}, r"topic has 'a b', .*, row 1 of its batch \(topic a b\)"),
         ({"body": [b"a", b""], "key": ["x", "y"]}, r"row 1 of its batch \(key y\)"),
         ({"body": [b"a"], "headers": pa.array([[("x", "y" * 70_000)]], HEADERS)}, "headers have 700.. bytes; at most"),
     ):
@@ -261,6 +266,64 @@ def test_rows_that_cannot_be_published(nsqd: NsqdProcess, topic: str):
         nsqd.post(f"/topic/create?topic={topic}-plain")
         write(nsqd.address, f"{topic}-plain", {"body": [b"a"], "partition": [1]}, task())
     assert stored(nsqd.address, topic) == []
+
+
+def test_a_key_needs_partitions(nsqd: NsqdProcess, topic: str):
+    nsqd.post(f"/topic/create?topic={topic}")
+    with pytest.raises(PublishRefused, match=f"topic {topic} has no partitions: leave out the column key, or create"):
+        write(nsqd.address, topic, {"body": [b"a", b"b"], "key": ["", None]}, task())
+    assert stored(nsqd.address, topic) == []
+    none = pa.array([None, None], pa.string())
+    write(nsqd.address, topic, {"body": [b"a", b"b"], "key": none}, task())
+    assert [body for _, body in stored(nsqd.address, topic)] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("trace_ids", [None, [5] * 120])
+@pytest.mark.parametrize("wrong", ["{bad", "[1]"])
+def test_headers_that_are_no_json_object(nsqd: NsqdProcess, topic: str, wrong: str, trace_ids: list[int] | None):
+    """In a batch behind others, and in a share of them: the row is named as Spark gave it."""
+    nsqd.post(f"/topic/create?topic={topic}&partition_num=2&extend=true")
+    rows: dict[str, Any] = {
+        "body": bodies(0, 120),
+        "headers": ['{"shop":"7"}'] * 120,
+        "partition": [n % 2 for n in range(120)],
+    }
+    rows["headers"][57], rows["headers"][58] = wrong, ""
+    if trace_ids:
+        rows["trace_id"] = trace_ids
+    kinds = {**KINDS, "headers": StringType()}
+    schema = StructType([StructField(name, kinds[name]) for name in rows])
+    batch = pa.record_batch(rows)
+    writer = RowWriter(SinkOptions.parse({"nsqd": nsqd.address, "topic": topic}), schema)
+    with pytest.raises(PublishRefused) as refused:
+        writer.write(iter([batch.slice(0, 50), batch.slice(50)]), task())
+    assert f"headers {wrong!r} are not a JSON object, row 7 of its batch (partition 1" in str(refused.value)
+    assert str(refused.value).endswith(f"for topic '{topic}'")
+    rows["headers"][57] = "{}"
+    done = writer.write(iter([pa.record_batch(rows)]), task(1))
+    assert done.messages == {topic: 120}
+
+
+def test_what_nsqd_refuses_is_said_with_its_topic(tmp_path: Path, topic: str):
+    nsqd = NsqdProcess(tmp_path / "data", "os", "--max-msg-size=1000", "--max-req-timeout=1m")
+    try:
+        nsqd.post(f"/topic/create?topic={topic}&partition_num=2")
+        rows = [*bodies(0, 95), b"x" * 2000, b"x" * 5000]
+        columns = {"body": rows, "partition": [n % 2 for n in range(97)]}
+        with pytest.raises(PublishRefused, match="message too big") as refused:
+            write(nsqd.address, topic, columns, task(), batchMessages="10")
+        # whichever of the two nsqd says first: each ends the last MPUB of its partition
+        assert f"for topic '{topic}', partition " in str(refused.value)
+        assert "maxMessageSize=1048576" in str(refused.value)
+        which = "the longest of 9 messages sent at once has 5000 bytes, message 8 of them"
+        other = "the longest of 8 messages sent at once has 2000 bytes, message 7 of them"
+        assert which in str(refused.value) or other in str(refused.value)
+        with pytest.raises(PublishRefused) as refused:
+            write(nsqd.address, f"{topic}-plain", {"body": bodies(0, 3), "defer_ms": [0, 0, 60_001]}, task())
+        words = f"out of range 0-60000 (defer_ms is more than nsqd's --max-req-timeout), for topic '{topic}-plain'"
+        assert words in str(refused.value)
+    finally:
+        nsqd.stop()
 
 
 def test_places_follow_from_task_and_epoch(tmp_path: Path, nsqd: NsqdProcess, topic: str, monkeypatch):

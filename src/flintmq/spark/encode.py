@@ -32,6 +32,19 @@ _KEPT_MAX = 1024
 _decode = msgspec.json.Decoder(dict[str, object]).decode
 
 
+class HeadersRefused(ValueError):
+    """The headers of one row cannot be those of a message.
+
+    Args:
+        reason: why not.
+        index: of the row.
+    """
+
+    def __init__(self, reason: str, index: int) -> None:
+        super().__init__(reason)
+        self.index = index
+
+
 @dataclass(slots=True)
 class Encoded:
     """Messages as MPUB wants them; ``ends`` has one entry more than there are messages, the first being 0."""
@@ -105,16 +118,19 @@ def header_fronts(headers: pa.Array, trace_ids: pa.Array | None) -> pa.Array:
         trace_ids: become a header of their own; nulls and 0 do not.
 
     Raises:
-        ValueError: headers are longer than a message can have, or no JSON object where they have to be one.
+        HeadersRefused: headers are longer than a message can have, or no JSON object.
     """
     ids = [None] * len(headers) if trace_ids is None else trace_ids.to_pylist()
     known: dict[object, bytes] = {}
     fronts = []
-    for value, trace_id in zip(headers.to_pylist(), ids, strict=True):
+    for index, (value, trace_id) in enumerate(zip(headers.to_pylist(), ids, strict=True)):
         key = (tuple(value) if isinstance(value, list) else value, trace_id)
         front = known.get(key)
         if front is None:
-            front = _header_front(value, trace_id)
+            try:
+                front = _header_front(value, trace_id)
+            except ValueError as error:
+                raise HeadersRefused(str(error), index) from error
             if len(known) < _KEPT_MAX:
                 known[key] = front
         fronts.append(front)
@@ -124,12 +140,12 @@ def header_fronts(headers: pa.Array, trace_ids: pa.Array | None) -> pa.Array:
 def _header_front(value: list[tuple[str, str | None]] | str | None, trace_id: int | None) -> bytes:
     pairs: dict[str, object] = {}
     if isinstance(value, str):
-        if not trace_id:
-            return _sized(value.encode())
         try:
-            pairs = _decode(value)
+            pairs = _decode(value) if value else {}
         except UNREADABLE_JSON as error:
             raise ValueError(f"headers {value[:80]!r} are not a JSON object") from error
+        if not trace_id:
+            return _sized(value.encode())
     elif value is not None:
         pairs = dict(value)
     if trace_id:

@@ -5,6 +5,9 @@ shard, else from the numbers of task and epoch. Never from arrival, or from who 
 puts each row where its first try did. How many partitions that one found is in the names of its producers, so a topic
 that has got more since is no reason to put rows elsewhere.
 
+nsqlookupd lists no nsqd that is away, so by asking it alone a task cannot know that it misses rows of an earlier try.
+What it listed when the write began goes with the writer (:class:`Begun`), and those nsqds are asked as well.
+
 The rules of this file: who leads a partition is asked, and may change; the partition may not.
 
 Source: docs/idempotent.md ("PRODUCERS"), docs/decisions/0027.
@@ -19,20 +22,53 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flintmq.errors import UNREADABLE_JSON, FlintError, NoNsqd, NsqdError, RemoteProtocolError
+from flintmq.errors import UNREADABLE_JSON, FlintError, NoNsqd, NsqdError, OptionError, RemoteProtocolError
 from flintmq.spark.broker import FAILURES, POOL, TOPIC_NOT_EXIST, is_final
 from flintmq.spark.discovery import all_nsqds, nsqds_of_topic
 from flintmq.spark.errors import LogAway
 from flintmq.spark.identity import TaskIdentity
-from flintmq.spark.options import ONCE, SinkOptions
+from flintmq.spark.options import AT_LEAST_ONCE, ONCE, SinkOptions
 from flintmq.spark.retry import Retries
 from flintmq.wire import commands
 
 OTHERS_TTL_S = 60.0
 GIVEN_UP_TTL_S = 60.0
+SINK = "sink nsq"
 NOTES_MAX = 1000
 
 log = logging.getLogger("flintmq.spark")
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The answer of nsqlookupd to the driver when a write began, or a micro-batch; the same for each try of a task.
+
+    Attributes:
+        nsqds: that have the option ``topic``; all there are, if none has it or the column ``topic`` decides. Empty when
+            nsqds are given by address, when it does not matter, and when no nsqlookupd answered.
+        is_first: whether nothing was published under the names of its tasks before.
+    """
+
+    nsqds: tuple[str, ...] = ()
+    is_first: bool = False
+
+    @property
+    def has_all(self) -> bool:
+        """Whether what a try has stored can be at these nsqds alone."""
+        return self.is_first and bool(self.nsqds)
+
+
+def begin(options: SinkOptions, is_first: bool) -> Begun:
+    """Ask nsqlookupd once, on the driver; who does not answer there is met again by the tasks."""
+    nsqds: list[str] = []
+    if options.lookupd and options.delivery != AT_LEAST_ONCE:
+        try:
+            if options.topic:
+                nsqds = nsqds_of_topic(options.lookupd, options.topic, options.connect_timeout, options.link)
+            nsqds = nsqds or all_nsqds(options.lookupd, options.connect_timeout, options.link)
+        except FlintError as error:
+            log.warning("looking for nsqds before the write begins: %s", error)
+    return Begun(tuple(nsqds), is_first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +104,10 @@ class _Found:
     """The answers of all nsqds to one round of questions."""
 
     partition_num: int = 0
-    leaders: dict[int, tuple[int, str]] = field(default_factory=dict)  # epoch and address
+    leaders: dict[int, tuple[int, bool, str]] = field(default_factory=dict)  # epoch, known from the start, address
+    owners: dict[int, list[str]] = field(default_factory=dict)  # of partitions that no cluster keeps
     with_topic: list[str] = field(default_factory=list)
+    without_topic: list[str] = field(default_factory=list)
     knowing: dict[str, dict[str, int]] = field(default_factory=dict)
     away: dict[str, FlintError] = field(default_factory=dict)
     others: list[str] = field(default_factory=list)  # no nsqds of FlintMQ
@@ -86,13 +124,19 @@ class Placing:
     Args:
         identity: of the task.
         sleep: how to pause between attempts; seconds.
+        begun: what was known on the driver; nothing without one.
     """
 
     def __init__(
-        self, options: SinkOptions, identity: TaskIdentity, sleep: Callable[[float], None] = time.sleep
+        self,
+        options: SinkOptions,
+        identity: TaskIdentity,
+        sleep: Callable[[float], None] = time.sleep,
+        begun: Begun | None = None,
     ) -> None:
         self._options = options
         self._identity = identity
+        self._begun = begun or Begun()
         self._sleep = sleep
         self._layouts: dict[str, Layout | None] = {}
 
@@ -101,6 +145,7 @@ class Placing:
 
         Raises:
             FlintError: an nsqd that is needed did not answer as often as the retries allow.
+            OptionError: ``delivery=once`` cannot be had.
         """
         if topic not in self._layouts:
             self._layouts[topic] = self._look(topic)
@@ -111,7 +156,7 @@ class Placing:
         if place.partition is None:
             return None
         try:
-            found = self._ask_all(self._addresses(place.topic), place.topic)
+            found = self._ask_all(self._addresses_to_ask(place.topic), place.topic)
         except FlintError as error:
             log.warning("looking for partition %d of topic %s: %s", place.partition, place.topic, error)
             return None
@@ -145,12 +190,23 @@ class Placing:
             raise NoNsqd(topic, f"nsqlookupd {','.join(options.lookupd)} knows none")
         return known
 
+    def _addresses_to_ask(self, topic: str) -> list[str]:
+        """Return the nsqds that may have to do with a topic, also those that nsqlookupd no longer lists."""
+        begun = self._begun.nsqds
+        try:
+            listed = self._addresses(topic)
+        except NoNsqd:
+            if not begun:
+                raise
+            listed = []
+        return sorted({*listed, *begun}) if begun else listed
+
     def _look(self, topic: str) -> Layout | None:
         retries = Retries(self._options.retries, self._sleep)
         while True:
-            addresses = self._addresses(topic)
+            addresses = self._addresses_to_ask(topic)
             found = self._ask_all(addresses, topic)
-            if found.others:
+            if self._has_others(topic, found):
                 return None
             known = {each: last for those in found.knowing.values() for each, last in those.items()}
             layout = Layout(topic, known=known)
@@ -164,7 +220,11 @@ class Placing:
                 address = getattr(error, "address", "")
                 if not isinstance(error, LogAway) and is_final(error, address, self._options.link):
                     raise
-                can_go_on = self._options.delivery != ONCE and found.can_be_published_to
+                # of nsqds that are found any one may take a plain topic, also one that has not got it
+                instead = found.with_topic or (found.without_topic if self._options.lookupd else [])
+                can_go_on = self._options.delivery != ONCE and (
+                    found.can_be_published_to or bool(instead and not found.partition_num)
+                )
                 if not can_go_on or any(_given_up.get(each, 0.0) < time.monotonic() for each in found.away):
                     try:
                         retries.failed(error, f"looking for topic {topic}")
@@ -176,10 +236,10 @@ class Placing:
                     _note(_given_up, each, GIVEN_UP_TTL_S)
                 layout.is_certain = False
                 if found.partition_num:
-                    layout.leaders = {number: place for number, (_, place) in found.leaders.items()}
+                    layout.leaders = {number: place for number, (*_, place) in found.leaders.items()}
                     layout.partition_count = min(layout.partition_count, found.partition_num) or found.partition_num
                 else:
-                    layout.address = self._turn(found.with_topic)
+                    layout.address = self._turn(instead)
                 log.warning(
                     "%s; going on without it, also in the next %.0f s: rows of topic %s that an earlier try has stored "
                     "there are stored again",
@@ -188,6 +248,15 @@ class Placing:
                     topic,
                 )
                 return layout
+
+    def _has_others(self, topic: str, found: _Found) -> bool:
+        """Whether an nsqd that has to do with a topic is not FlintMQ's.
+
+        Where the column ``topic`` decides, those of all topics were there in the beginning.
+        """
+        if not found.others or self._options.topic or not self._begun.nsqds:
+            return bool(found.others)
+        return bool(set(found.others).intersection(self._addresses(topic)))
 
     def _place_in_partitions(self, layout: Layout, found: _Found) -> None:
         counts = [count for each in layout.known if (count := self._identity.partition_count_in(each))]
@@ -206,18 +275,44 @@ class Placing:
         if leader is None or (is_own and found.away):
             reason = "; ".join(f"nsqd {each} is away ({error})" for each, error in sorted(found.away.items()))
             raise LogAway(topic, f"partition {partition}", reason or "nobody leads it")
-        return leader[1]
+        owners = found.owners.get(partition, [])
+        if is_own and len(owners) > 1 and self._may_miss_tries:
+            raise self._not_once(topic, f"has partition {partition}, which no cluster keeps, at {' and '.join(owners)}")
+        return leader[2]
 
     def _plain(self, topic: str, addresses: Sequence[str], found: _Found) -> str:
         """Choose the nsqd for a plain topic: where an earlier try was, else in turn."""
+        if self._may_miss_tries:
+            if found.away and not found.with_topic:  # who is away may have it, and with partitions
+                raise next(iter(found.away.values()))
+            raise self._not_once(topic, "has no partitions")
         for address, known in found.knowing.items():
             if known:
                 return address
         # who is away may have the topic; that it is chosen or not must not depend on that
-        chosen = self._turn(sorted({*found.with_topic, *found.away}) or sorted(addresses))
+        may_have = {*found.with_topic, *found.away}
+        if begun := self._begun.nsqds:
+            # the same in each try: never one that came later, which the next try might miss
+            may_have = set(begun) if self._options.topic else may_have.intersection(begun) or set(begun)
+        chosen = self._turn(sorted(may_have or addresses))
         if chosen in found.away:
             raise found.away[chosen]
         return chosen
+
+    @property
+    def _may_miss_tries(self) -> bool:
+        """Whether once is wanted, and an earlier try can be at an nsqd that is away and that nobody tells of."""
+        options = self._options
+        return options.delivery == ONCE and bool(options.lookupd) and not self._begun.has_all
+
+    def _not_once(self, topic: str, what: str) -> OptionError:
+        lacks = ", which named none when the write began," if self._begun.is_first else ""
+        allowed = (
+            f"topic {topic} {what}, and nsqlookupd{lacks} does not tell of an nsqd that is away, which may have rows "
+            "of an earlier try: name its nsqds with nsqd=, give the topic partitions that a cluster keeps, or set "
+            "delivery=auto"
+        )
+        return OptionError("delivery", ONCE, allowed, SINK)
 
     def _turn(self, addresses: Sequence[str]) -> str:
         return addresses[(self._identity.task + self._identity.epoch) % len(addresses)]
@@ -249,8 +344,11 @@ class Placing:
         for row in answer["partitions"]:
             known |= {str(each): int(last) for each, last in row["producers"].items()}
             if answer["partition_num"]:
-                number, led = int(row["partition"]), (int(row["epoch"]), address)
+                # of nsqds that own the same partition the one that each try knows of
+                number, led = int(row["partition"]), (int(row["epoch"]), address in self._begun.nsqds, address)
                 found.leaders[number] = max(found.leaders.get(number, led), led)
+                if not led[0]:
+                    found.owners.setdefault(number, []).append(address)
         highest = [int(other["partition"]) + 1 for other in answer.get("elsewhere", ())]
         found.partition_num = max(found.partition_num, *highest, 0)
 
@@ -265,6 +363,7 @@ class Placing:
                 answer = json.loads(connection.receive())
         except NsqdError as error:
             if error.code == TOPIC_NOT_EXIST:
+                found.without_topic.append(address)
                 return None
             if error.code == "E_INVALID" and "invalid command" in error.detail:
                 _note(_others, address, OTHERS_TTL_S)

@@ -20,12 +20,14 @@ from flintmq.spark.retry import Retries
 
 COUNT_FIELD_BYTES = 4
 _SIZE_AND_COUNT = Struct(">II")
+_SIZE = Struct(">I")
 
 # what nsqd says about a request that will never do, and the option that knows its limit
 _LIMITS = {
     "E_BAD_MESSAGE": "a message is empty or longer than nsqd's --max-msg-size; maxMessageSize={0.max_message_size}",
     "E_BAD_BODY": "the MPUB is longer than nsqd's --max-body-size; batchBytes={0.batch_bytes}",
 }
+_DELAY_LIMIT = "defer_ms is more than nsqd's --max-req-timeout"
 
 
 class Publisher:
@@ -164,9 +166,30 @@ class Publisher:
         self._retries.succeeded()
 
     def _refused(self, error: NsqdError) -> PublishRefused:
-        hint = _LIMITS.get(error.code, "")
-        detail = f"{error.detail} ({hint.format(self._options)})" if hint else error.detail
+        hint = _LIMITS.get(error.code, "").format(self._options)
+        if error.code == "E_INVALID" and "timeout" in error.detail and "out of range" in error.detail:
+            hint = _DELAY_LIMIT
+        detail = f"{error.detail} ({hint})" if hint else error.detail
+        if self._pending:  # answers come in order: this one is for the first
+            place, data = self._pending[0]
+            partition = "" if place.partition is None else f", partition {place.partition}"
+            detail += f", for topic {place.topic!r}{partition}"
+            if error.code == "E_BAD_MESSAGE":
+                detail += f": {_longest(data)}"
         return PublishRefused(error.code, detail, error.nsqd)
+
+
+def _longest(data: bytes) -> str:
+    """Say which message of several is the longest, with what stands in front of its body."""
+    at = data.index(b"\n") + 1
+    count = _SIZE_AND_COUNT.unpack_from(data, at)[1]
+    at += _SIZE_AND_COUNT.size
+    sizes = []
+    for _ in range(count):
+        sizes.append(_SIZE.unpack_from(data, at)[0])
+        at += _SIZE.size + sizes[-1]
+    longest = max(sizes)
+    return f"the longest of {count} messages sent at once has {longest} bytes, message {sizes.index(longest)} of them"
 
 
 class Publishers:

@@ -9,7 +9,8 @@ If they do not, they are stored again, and that is logged; nothing that Spark re
 With ``delivery=atLeastOnce``, and at nsqds that do not know producers, rows are published with plain commands.
 
 The rules of this file: a writer holds plain data only, as it is pickled to the tasks; what a task dropped, published or
-found stored already travels in its commit message; where a segment ends follows from the rows.
+found stored already travels in its commit message; where a segment ends follows from the rows; an error about a row
+says which, and of which topic.
 
 Source: docs/decisions/0006, docs/decisions/0027.
 """
@@ -36,7 +37,7 @@ from flintmq.spark.errors import line_first
 from flintmq.spark.garbage import spare_what_stays
 from flintmq.spark.identity import EPOCH_PROPERTY, NAME_SIZE_MAX, QUERY_ID_PROPERTY, TaskIdentity, query_name
 from flintmq.spark.options import AT_LEAST_ONCE, ONCE, SinkOptions
-from flintmq.spark.placing import Layout, Place, Placing
+from flintmq.spark.placing import SINK, Begun, Layout, Place, Placing, begin
 from flintmq.spark.publish import Publisher, Publishers
 from flintmq.wire.commands import publish_row
 
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
-SINK = "sink nsq"
 SEGMENT_BYTES = 8 << 20  # of bodies, about: what a task gathers before it publishes
 SEGMENT_ROWS = 200_000
 ORDERED_BYTES_MAX = 1 << 30  # of a task's rows with orderBy, which are all in memory
@@ -63,6 +63,8 @@ _TYPES = {
 }
 """The columns of a row, and the types that each may have."""
 _NAMING = ("topic", "partition", "key", "trace_id")
+_ROW = "#row"
+"""A column of the task's own: the number of a row in the batch that Spark gave, for who may be refused later."""
 
 log = logging.getLogger("flintmq.spark")
 
@@ -131,15 +133,19 @@ class RowWriter:
         is_numbered: the name of a task stands for its rows and their order, as that of a file does. Then they are
             numbered through, published as they come, and a task that is run again goes on where it was, also one that
             was given only the first of its rows.
+        begun: what the driver knew of the nsqds.
 
     Raises:
         OptionError: the columns do not fit.
     """
 
-    def __init__(self, options: SinkOptions, schema: StructType, is_numbered: bool = False) -> None:
+    def __init__(
+        self, options: SinkOptions, schema: StructType, is_numbered: bool = False, begun: Begun | None = None
+    ) -> None:
         check_columns(options, schema)
         self._options = options
         self._is_numbered = is_numbered
+        self._begun = begun
 
     def write(
         self, batches: Iterator[pa.RecordBatch], identity: TaskIdentity, done: Published | None = None
@@ -154,7 +160,7 @@ class RowWriter:
             FlintError: no nsqd took the messages.
         """
         spare_what_stays()
-        task = _Task(self._options, identity, self._is_numbered, done)
+        task = _Task(self._options, identity, self._is_numbered, done, self._begun)
         try:
             for batch in self._ordered(batches) if self._options.order_by else batches:
                 if batch.num_rows:
@@ -187,14 +193,21 @@ class _Task:
         done: what it did.
     """
 
-    def __init__(self, options: SinkOptions, identity: TaskIdentity, is_numbered: bool, done: Published | None) -> None:
+    def __init__(
+        self,
+        options: SinkOptions,
+        identity: TaskIdentity,
+        is_numbered: bool,
+        done: Published | None,
+        begun: Begun | None,
+    ) -> None:
         self.done = done if done is not None else Published()
         self.done.is_once = options.delivery != AT_LEAST_ONCE
         self._is_numbered = is_numbered
         self._sequences: dict[Place, int] = {}
         self._options = options
         self._identity = identity
-        self._placing = Placing(options, identity)
+        self._placing = Placing(options, identity, begun=begun)
         self._publishers = Publishers(self._placing, options)
         self._plain: Publisher | None = None  # for nsqds of others
         self._gathered: list[pa.RecordBatch] = []
@@ -254,9 +267,13 @@ class _Task:
                 "E_BAD_MESSAGE", f"a row has an empty body, which nsqd refuses, {where}; filter it out"
             )
         if "defer_ms" in columns:
-            _check_delays(columns["defer_ms"])
+            self._check_delays(batch)
         if options.topic:
             columns.pop("topic", None)
+        else:
+            self._check_topics(batch)
+        if "headers" in columns:  # they are looked into when they are published, and a row is refused then
+            columns[_ROW] = pa.array(range(batch.num_rows), pa.int32())
         rows = pa.RecordBatch.from_pydict(columns)
         limit = options.max_message_size
         if len(sizes) and int(sizes.max()) > limit:
@@ -274,12 +291,37 @@ class _Task:
         self.done.body_bytes += int(sizes.sum())
         return rows
 
+    def _check_delays(self, batch: pa.RecordBatch) -> None:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        delays = batch.column("defer_ms")
+        is_bad = pc.fill_null(pc.less(delays, pa.scalar(0, delays.type)), True)
+        first = pc.index(is_bad, pa.scalar(True)).as_py()
+        if first >= 0:
+            found = delays[first].as_py()
+            what = f"defer_ms is {'null' if found is None else found} in a row, {self._place(batch, first)}"
+            raise PublishRefused("E_INVALID", f"{what}; 0 is for at once")
+
+    def _check_topics(self, batch: pa.RecordBatch) -> None:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        topics = batch.column("topic")
+        for topic in pc.unique(topics).to_pylist():
+            if topic is None or not is_valid_name(topic):
+                is_bad = topics.is_null() if topic is None else pc.fill_null(pc.equal(topics, topic), False)
+                where = self._place(batch, pc.index(is_bad, pa.scalar(True)).as_py())
+                what = f"the column topic has {topic!r}, which is no topic name, {where}"
+                raise PublishRefused("E_BAD_TOPIC", what)
+
     def _place(self, batch: pa.RecordBatch, index: int) -> str:
         """Name a row by the columns that say what it is, as far as it has some."""
         names = [name for name in batch.schema.names if name in _NAMING or name in self._options.order_by]
         told = ", ".join(f"{name} {str(batch.column(name)[index].as_py())[:80]}" for name in names)
         topic = f" for topic {self._options.topic!r}" if self._options.topic else ""
-        return f"row {index} of its batch" + (f" ({told})" if told else "") + topic
+        row = batch.column(_ROW)[index].as_py() if _ROW in batch.schema.names else index
+        return f"row {row} of its batch" + (f" ({told})" if told else "") + topic
 
     def _publish(self) -> None:
         """Publish what was gathered as one segment; the last of it may be answered later."""
@@ -293,14 +335,12 @@ class _Task:
             self._publish_topic(self._options.topic, rows)
         else:
             topics = rows.column("topic")
-            for topic in sorted(pc.unique(topics).to_pylist(), key=lambda name: name or ""):
-                if topic is None or not is_valid_name(topic):
-                    raise PublishRefused("E_BAD_TOPIC", f"the column topic has {topic!r}, which is no topic name")
+            for topic in sorted(pc.unique(topics).to_pylist()):
                 self._publish_topic(topic, rows.filter(pc.equal(topics, topic)))
         self._segment += 1
 
     def _publish_topic(self, topic: str, rows: pa.RecordBatch) -> None:
-        names = set(rows.schema.names) - {"topic", "body"}
+        names = set(rows.schema.names) - {"topic", "body", _ROW}
         is_plain = self._options.delivery == AT_LEAST_ONCE and not names
         layout = None if is_plain else self._placing.of(topic)
         if layout is None:
@@ -337,9 +377,15 @@ class _Task:
         import pyarrow as pa
 
         if not layout.partition_count:
-            if "partition" in rows.schema.names and any(rows.column("partition").to_pylist()):
-                what = f"topic {layout.topic} has no partitions: leave out the column partition, or create it with some"
-                raise PublishRefused("E_BAD_PARTITION", what)
+            for name in rows.schema.names:
+                # partition 0 is all that there is; of a key's rows nobody could say that they come in order
+                if (name == "partition" and any(rows.column(name).to_pylist())) or (
+                    name == "key" and rows.column(name).null_count < rows.num_rows
+                ):
+                    what = (
+                        f"topic {layout.topic} has no partitions: leave out the column {name}, or create it with some"
+                    )
+                    raise PublishRefused("E_BAD_PARTITION", what)
             yield Place(layout.topic, None), layout.address, rows
             return
         chosen = self._partitions(layout, rows)
@@ -356,7 +402,7 @@ class _Task:
         return partitions_of(rows, layout.partition_count, self._identity, self._options.sharding)
 
     def _publish_share(self, layout: Layout, place: Place, address: str, rows: pa.RecordBatch) -> None:
-        from flintmq.spark.encode import encode_bodies, header_fronts, trace_fronts
+        from flintmq.spark.encode import HeadersRefused, encode_bodies, header_fronts, trace_fronts
 
         options = self._options
         sequence, producer_id = 1, None
@@ -379,8 +425,9 @@ class _Task:
                 fronts = header_fronts(headers, trace_ids)
             elif trace_ids is not None:
                 fronts = trace_fronts(trace_ids)
-        except ValueError as error:
-            raise PublishRefused("E_BAD_EXT", str(error)) from error
+        except HeadersRefused as error:
+            where = self._place(rows, error.index)
+            raise PublishRefused("E_BAD_EXT", f"{error}, {where}") from error
         is_traced = headers is None and trace_ids is not None
         encoded = encode_bodies(columns["body"], fronts)
         row = publish_row(False, delays is not None, is_traced, headers is not None, is_once)
@@ -414,15 +461,6 @@ def partitions_of(rows: pa.RecordBatch, count: int, identity: TaskIdentity, shar
         places: npt.NDArray[np.int64] = np.asarray(found, np.int64)[keys.indices.to_numpy(zero_copy_only=False)]
         return places
     return np.full(rows.num_rows, own, np.int64)
-
-
-def _check_delays(delays: pa.Array) -> None:
-    import pyarrow.compute as pc
-
-    least = pc.min(delays).as_py()
-    if delays.null_count or (least is not None and least < 0):
-        what = f"defer_ms is {'null' if delays.null_count else least} in a row; 0 is for at once"
-        raise PublishRefused("E_INVALID", what)
 
 
 def _runs(delays: pa.Array | None, count: int) -> Iterator[tuple[int, int, int]]:
@@ -468,7 +506,7 @@ class NsqWriter(DataSourceArrowWriter):
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
             raise OptionError("mode", "overwrite", "a topic can only be appended to", SINK)
-        self._rows = RowWriter(options, schema)
+        self._rows = RowWriter(options, schema, begun=begin(options, not options.write_id))
         # made on the driver, so that the attempts of a task have the same; another run has another
         self._name = options.write_id or os.urandom(NAME_SIZE_MAX // 2).hex()
 
@@ -488,7 +526,8 @@ class NsqStreamWriter(DataSourceStreamArrowWriter):
             raise OptionError("outputMode", "complete", "a topic can only be appended to", SINK)
         if options.write_id:
             raise OptionError("writeId", options.write_id, "it is for df.write; a stream's query has an id", SINK)
-        self._rows = RowWriter(options, schema)
+        # Spark makes a writer for each micro-batch; it may be that a driver before this one has begun with it
+        self._rows = RowWriter(options, schema, begun=begin(options, False))
 
     @line_first
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
