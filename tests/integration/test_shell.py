@@ -15,7 +15,9 @@ import subprocess
 import sys
 import termios
 import threading
+import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from pathlib import Path
@@ -31,6 +33,7 @@ from tests.integration.utilities import Process
 
 from flintmq import cli
 from flintmq.tools.shell import start
+from flintmq.tools.shell.arguments import NS_PER_S
 
 Here = Callable[..., tuple[int, str, str]]
 
@@ -310,7 +313,7 @@ def test_replay_counts_first_and_moves_then(here: Here, single_nsqd: Nsqd, topic
     (plan,) = rows(here("replay", topic, "c", "--from", "end", "--dry-run", "--json"))
     assert (plan["will_be_delivered"], plan["waiting"]) == (0, 3)
     code, _, said = here("replay", topic, "c", "--from", "end")
-    assert code == 2 and "at least 3 messages will never be delivered there" in said
+    assert code == 2 and "; 3 of those lie before that place and will never be delivered" in said
     assert single_nsqd.stats(topic, "c")["depth"] == 3
     here("replay", topic, "c", "--from", "end", "--yes")
     assert single_nsqd.stats(topic, "c")["depth"] == 0
@@ -318,6 +321,46 @@ def test_replay_counts_first_and_moves_then(here: Here, single_nsqd: Nsqd, topic
     assert code == 0 and "3 messages will be delivered" in out
     assert single_nsqd.stats(topic, "c")["depth"] == 3
     assert here("replay", topic, "c")[0] == 2
+
+
+def test_replay_asks_before_deferred_messages_are_finished(here: Here, single_nsqd: Nsqd, topic: str):
+    single_nsqd.post(f"/topic/create?topic={topic}")
+    single_nsqd.post(f"/channel/create?topic={topic}&channel=c")
+    for _ in range(3):
+        single_nsqd.post(f"/pub?topic={topic}&defer=1800000", b"later")
+    wait_until(lambda: single_nsqd.stats(topic, "c")["deferred_count"] == 3)
+    (plan,) = rows(here("replay", topic, "c", "--from", "end", "--dry-run", "--json"))
+    assert (plan["waiting"], plan["deferred"], plan["lost_at_least"], plan["lost_at_most"]) == (0, 3, 3, 3)
+    for command in (("replay", topic, "c", "--from", "end"), ("channel", "to-time", topic, "c", "end")):
+        code, _, said = here(*command)
+        assert code == 2 and "3 of those lie before that place and will never be delivered" in said
+    assert single_nsqd.stats(topic, "c")["deferred_count"] == 3
+    assert here("replay", topic, "c", "--from", "beginning")[0] == 0, "nothing is lost"
+
+
+def test_replay_asks_when_more_comes_than_is_lost(here: Here, single_nsqd: Nsqd, topic: str):
+    """What will be delivered again makes up for nothing that lies before the place."""
+    single_nsqd.post(f"/topic/create?topic={topic}")
+    single_nsqd.post(f"/channel/create?topic={topic}&channel=c")
+    single_nsqd.publish(topic, b"old")
+    first_s = (time.time_ns() // NS_PER_S) + 1
+    wait_until(lambda: time.time_ns() >= first_s * NS_PER_S, "the next second")
+    place = datetime.fromtimestamp(first_s, UTC).isoformat()
+    single_nsqd.publish(topic, *(b"new%d" % number for number in range(4)))
+    with single_nsqd.connect() as consumer:
+        consumer.subscribe(topic, "c", 5)
+        old, *new = [consumer.message() for _ in range(5)]
+        for message in new:
+            consumer.finish(message)
+        consumer.settle()
+        (plan,) = rows(here("replay", topic, "c", "--from", place, "--dry-run", "--json"))
+        assert (plan["will_be_delivered"], plan["lost_at_least"], plan["lost_at_most"]) == (4, 1, 1)
+        code, _, said = here("replay", topic, "c", "--from", place)
+        assert code == 2 and "4 messages will be delivered, 1 would be without that; 1 of those lie" in said
+        consumer.finish(old)
+        consumer.settle()
+    assert here("replay", topic, "c", "--from", place)[0] == 0, "nothing is lost any more"
+    assert single_nsqd.stats(topic, "c")["depth"] == 4
 
 
 def test_a_range_is_copied_to_another_topic(here: Here, single_nsqd: Nsqd, topic: str):

@@ -29,6 +29,7 @@ from flintmq.client.admin import nsqd as nsqd_questions
 from flintmq.client.admin import nsqlookupd as lookupd_questions
 from flintmq.client.admin.question import Question, nothing, post
 from flintmq.client.admin.results import PeekedMessage, StoredMessage
+from flintmq.client.core.dead_letters import headers_before
 from flintmq.client.core.start import StartAt
 from flintmq.env import Env
 from flintmq.errors import OptionError
@@ -38,7 +39,7 @@ from flintmq.nsqadmin.access import Visitor
 from flintmq.nsqadmin.audit import Audit
 from flintmq.nsqadmin.errors import Refused
 from flintmq.nsqadmin.gather import Gather
-from flintmq.nsqadmin.messages import DEAD_PREFIX, ORIGIN, PEEK_COUNT_MAX, dead_channel
+from flintmq.nsqadmin.messages import ORIGIN, PEEK_COUNT_MAX, dead_channel
 from flintmq.nsqadmin.notify import Notification, Notifier
 from flintmq.nsqadmin.snapshots import Snapshot
 from flintmq.nsqadmin.upstream import NotAnswered, Upstream
@@ -745,7 +746,7 @@ def publish_again(message: StoredMessage, topic: str) -> Question[Any]:
     headers = message.headers
     origin = headers.get(ORIGIN)
     target = origin if isinstance(origin, str) and is_valid_name(origin) else topic
-    kept = {name: value for name, value in headers.items() if not name.startswith(DEAD_PREFIX)}
+    kept = headers_before(headers)
     if kept:
         ext = msgspec.json.encode(kept).decode()
         return post("/pub_ext", nothing, message.body, topic=target, ext=ext)

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from flintmq.client.admin import nsqd as questions
 from flintmq.client.admin.results import PeekedMessage, StoredMessage
+from flintmq.client.core.dead_letters import PREFIX
 from flintmq.env import Env
 from flintmq.nsqadmin import daemons
 from flintmq.nsqadmin.access import Visitor
@@ -32,9 +33,8 @@ EVENT_COUNT_MAX = 1000
 CHANNEL = "nsqadmin"
 """The channel with which nsqadmin looks at dead letters where nobody consumes them."""
 
-DEAD_PREFIX = "##dead_letter_"
-REASON = f"{DEAD_PREFIX}reason"
-ORIGIN = f"{DEAD_PREFIX}topic"
+REASON = f"{PREFIX}reason"
+ORIGIN = f"{PREFIX}topic"
 What = Literal["next", "in_flight", "deferred"]
 By = Literal["id", "trace", "time"]
 _NS_PER_S = 1_000_000_000
@@ -354,4 +354,4 @@ def _time_ns(text: str) -> int:
     return int(seconds * _NS_PER_S)
 
 
-__all__ = ["CHANNEL", "DEAD_PREFIX", "ORIGIN", "PEEK_COUNT_MAX", "Messages", "dead_channel", "usual_dead_topic"]
+__all__ = ["CHANNEL", "ORIGIN", "PEEK_COUNT_MAX", "Messages", "dead_channel", "usual_dead_topic"]

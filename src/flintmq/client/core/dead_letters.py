@@ -10,7 +10,7 @@ Headers of a dead letter, where its topic has room for them; names and values ar
     ##dead_letter_id           16 hex digits
     ##dead_letter_timestamp    when it was published, ns
 
-Headers that the message had are kept.
+Headers that the message had are kept, and are all that it has when it is published again.
 
 Rules of this file:
 
@@ -22,7 +22,7 @@ Rules of this file:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any
 
@@ -127,3 +127,8 @@ def letter_headers(message: Message[Any], topic: str, channel: str, error: BodyE
     }
     own: dict[str, object] = {f"{PREFIX}{name}": value for name, value in about.items()}
     return own if len(encoded(headers)) > _KEPT_SIZE_MAX else headers | own
+
+
+def headers_before(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """The headers that a message had before it was a dead letter, its dispatch tag among them."""
+    return {name: value for name, value in headers.items() if not name.startswith(PREFIX)}

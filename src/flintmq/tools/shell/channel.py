@@ -14,18 +14,19 @@ from flintmq.tools.shell.output import confirm, count_of, say, say_json, say_tab
 from flintmq.tools.shell.stats import ChannelRow, stats
 
 _DONE = {
-    "create": "is there",
-    "delete": "is deleted",
-    "empty": "is empty",
-    "pause": "is paused",
-    "unpause": "is delivered again",
-    "skip": "is skipped: flintmq channel unskip ends that",
-    "unskip": "is delivered again",
+    "create": "is there{}",
+    "delete": "is deleted{}",
+    "empty": "is empty{}",
+    "empty --deferred": "has nothing deferred{}",
+    "pause": "is paused{}",
+    "unpause": "is delivered again{}",
+    "skip": "is skipped{}: flintmq channel unskip ends that",
+    "unskip": "is delivered again{}",
 }
 
 
 def run(given: argparse.Namespace) -> int:
-    """Run ``flintmq channel``; return the exit code.
+    """Run ``flintmq channel``; return the exit code: 1 if a change was not done everywhere.
 
     Raises:
         FlintError: there is no such channel, or nsqd refuses.
@@ -37,7 +38,7 @@ def run(given: argparse.Namespace) -> int:
     elif verb == "show":
         _show(link, given)
     else:
-        _change(link, given, verb)
+        return _change(link, given, verb)
     return 0
 
 
@@ -109,17 +110,19 @@ def held(row: ChannelRow) -> str:
     return ", ".join(parts)
 
 
-def _change(link: Link, given: argparse.Namespace, verb: str) -> None:
+def _change(link: Link, given: argparse.Namespace, verb: str) -> int:
     topic, channel, partition = given.topic, given.channel, given.partition
+    is_deferred = bool(getattr(given, "deferred", False))
     if verb in ("delete", "empty", "skip"):
         (row,) = stats(link, topic, channel, clients=True)
-        lost = f"{row.deferred_count:,} deferred messages" if getattr(given, "deferred", False) else held(row)
+        lost = count_of(row.deferred_count, "deferred message") if is_deferred else held(row)
         if verb == "delete":
             lost += f", and {count_of(row.client_count, 'consumer')} disconnected"
         word = {"delete": "deleting", "empty": "emptying", "skip": "skipping"}[verb]
-        if row.depth or row.in_flight_count or row.deferred_count or (verb == "delete" and row.client_count):
+        count = row.deferred_count + (0 if is_deferred else row.depth + row.in_flight_count)
+        if count or (verb == "delete" and row.client_count):
             confirm(f"{word} channel {channel} of topic {topic} loses {lost}", given.yes)
-    name = "empty_deferred" if getattr(given, "deferred", False) else f"{verb}_channel"
+    name = "empty_deferred" if is_deferred else f"{verb}_channel"
     ours = {"skip", "unskip"}
 
     def ask(admin: Any) -> None:
@@ -128,21 +131,32 @@ def _change(link: Link, given: argparse.Namespace, verb: str) -> None:
 
     missing = f"topic {topic} or its channel {channel} is not there"
     cannot = f"{verb} a channel" if verb in ours else ""
-    answers = link.each(link.nsqds(topic), ask, missing, cannot)
+    changed = link.change(link.nsqds(topic), ask, missing, cannot)
+    open_still = link.unasked
     if verb == "delete" and link.lookupd and partition is None:
-        link.each(link.lookups(), lambda admin: _forget(admin, topic, channel))
+        open_still += forgotten(link, lambda admin: admin.delete_channel(topic, channel))
     if given.json:
-        say_json([{"topic": topic, "channel": channel, "done": verb, "nodes": [admin.address for admin, _ in answers]}])
+        done = {"topic": topic, "channel": channel, "done": verb, "nodes": changed.nodes}
+        say_json([{**done, "failed_nodes": list(link.failed)}])
     else:
-        say(f"channel {channel} of topic {topic} {_DONE[verb]}")
+        done_text = _DONE["empty --deferred" if is_deferred else verb].format(changed.where)
+        say(f"channel {channel} of topic {topic} {done_text}{open_still}")
+    return link.exit_code
 
 
-def _forget(admin: Any, topic: str, channel: str) -> None:
-    """Have a nsqlookupd forget a channel; one that knows none has nothing to forget."""
+def forgotten(link: Link, delete: Callable[[Any], None]) -> str:
+    """Have every nsqlookupd forget what was deleted; return who may not have, behind the words that say what was done.
+
+    One that knows nothing of it has nothing to forget.
+    """
     from flintmq.client.admin.question import HttpRefused
 
-    try:
-        admin.delete_channel(topic, channel)
-    except HttpRefused as error:
-        if error.status != 404:
-            raise
+    def ask(admin: Any) -> None:
+        try:
+            delete(admin)
+        except HttpRefused as error:
+            if error.status != 404:
+                raise
+
+    changed = link.change(link.lookups(), ask, kind="nsqlookupd", is_needed=False)
+    return f"; it is forgotten{changed.where}" if changed.failed else ""

@@ -1,8 +1,8 @@
 """From a command line to clients: producers, consumers, questions over HTTP, all with the same addresses and secrets.
 
 Rules of this file: a secret is read where it is used and shown nowhere; of several nsqd that are asked, one that does
-not answer is told on stderr and hides no other; clients are imported by who needs them, so that ``flintmq pub`` starts
-quickly.
+not answer is told on stderr and hides no other; it is remembered, so that a change that is not done everywhere never
+ends with 0; clients are imported by who needs them, so that ``flintmq pub`` starts quickly.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from flintmq.client.options import ConnectionOptions
 from flintmq.errors import ConnectionFailed, FlintError
@@ -46,11 +47,40 @@ class NotOurs(FlintError):
         return f"nsqd {self.address} is not FlintMQ's: it cannot {self.what}"
 
 
+@dataclass(frozen=True, slots=True)
+class Changed(Generic[Value]):
+    """A change that was asked for.
+
+    Attributes:
+        kind: of those who were asked.
+        answers: of those who have done it.
+        failed: how many have not, those that have not got it left out.
+    """
+
+    kind: str
+    answers: list[tuple[Any, Value]]
+    failed: int
+
+    @property
+    def nodes(self) -> list[str]:
+        """HTTP addresses of those who have done it."""
+        return [admin.address for admin, _ in self.answers]
+
+    @property
+    def where(self) -> str:
+        """Return where it is done, with a space in front; nothing if that is everywhere."""
+        done = len(self.answers)
+        return f" on {done} of {done + self.failed} {self.kind}" if self.failed else ""
+
+
 class Link:
     """Makes the clients of one command.
 
     Args:
         given: what was read from its command line.
+
+    Attributes:
+        failed: addresses of those who were asked something and have not answered, or refused.
     """
 
     def __init__(self, given: argparse.Namespace) -> None:
@@ -69,6 +99,8 @@ class Link:
             ] or [(HOST, NSQD_TCP_PORT)]
         self.nsqd = tuple(f"{host}:{port}" for host, port in self._nsqd)
         self._told: set[str] = set()
+        self.failed: dict[str, None] = {}
+        self._silent: dict[str, None] = {}  # nsqlookupd that did not say who is concerned
 
     @cached_property
     def options(self) -> ConnectionOptions:
@@ -147,7 +179,9 @@ class Link:
             found = admin.lookup(topic)
             return [*found.producers, *found.partitions.values()]
 
-        answers = self.each(self.lookups(), ask)
+        asked = self.lookups()
+        answers = self.each(asked, ask)
+        self._silent |= {each.address: None for each in asked if each.address in self.failed}
         found = [
             (f"{node.broadcast_address}:{node.tcp_port}", f"{node.broadcast_address}:{node.http_port}")
             for _, nodes in answers
@@ -172,6 +206,52 @@ class Link:
             NotOurs: no FlintMQ's nsqd is there.
             FlintError: nobody answers; that of the first.
         """
+        found, errors, absent = self._answers(admins, ask, cannot)
+        if not found:
+            raise self._nobody(errors, absent, missing)
+        self._tell_all(errors)
+        return found
+
+    def change(
+        self,
+        admins: Sequence[Any],
+        ask: Callable[[Any], Value],
+        missing: str = "",
+        cannot: str = "",
+        *,
+        kind: str = "nsqd",
+        is_needed: bool = True,
+    ) -> Changed[Value]:
+        """Have several do something at the same time, as :meth:`each`; those that have not done it are all told.
+
+        Args:
+            kind: of those who are asked.
+            is_needed: somebody must have done it.
+        """
+        found, errors, absent = self._answers(admins, ask, cannot)
+        if not found and is_needed:
+            self._tell_all(errors[1:])
+            raise self._nobody(errors, absent, missing)
+        self._tell_all(errors)
+        return Changed(kind, found, len(errors))
+
+    @property
+    def unasked(self) -> str:
+        """Return whom a change could not be asked of, behind the words that say what was done; empty: nobody."""
+        if not self._silent:
+            return ""
+        count = f"{len(self._silent)} of {len(self.lookupd)}"
+        return f"; {count} nsqlookupd did not answer, so nsqd that no other knows were not asked"
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a change: 1 if anybody who was asked has not answered, or refused."""
+        return 1 if self.failed else 0
+
+    def _answers(
+        self, admins: Sequence[Any], ask: Callable[[Any], Value], cannot: str
+    ) -> tuple[list[tuple[Any, Value]], list[FlintError], list[FlintError]]:
+        """Ask several at the same time; return their answers, what has failed, and who has not got it."""
         from flintmq.client.admin.question import HttpRefused
 
         def one(admin: Any) -> Value | FlintError:
@@ -189,20 +269,24 @@ class Link:
                 answers = list(pool.map(one, admins))
         found: list[tuple[Any, Value]] = []
         errors: list[FlintError] = []
+        absent: list[FlintError] = []
         for admin, answer in zip(admins, answers, strict=True):
             if not isinstance(answer, FlintError):
                 found.append((admin, answer))
-            elif not (isinstance(answer, HttpRefused) and answer.status == 404):
-                errors.append(answer)
-            elif not answer.text.endswith("_NOT_FOUND"):
-                errors.append(NotOurs(admin.address, cannot) if cannot else answer)
-        if not found:
-            if errors:
-                raise self._advised(errors[0])
-            raise NothingThere(missing or str(next(each for each in answers if isinstance(each, FlintError))))
+            elif isinstance(answer, HttpRefused) and answer.status == 404 and answer.text.endswith("_NOT_FOUND"):
+                absent.append(answer)
+            else:
+                is_other = isinstance(answer, HttpRefused) and answer.status == 404 and cannot
+                errors.append(NotOurs(admin.address, cannot) if is_other else answer)
+                self.failed[admin.address] = None
+        return found, errors, absent
+
+    def _nobody(self, errors: Sequence[FlintError], absent: Sequence[FlintError], missing: str) -> FlintError:
+        return self._advised(errors[0]) if errors else NothingThere(missing or str(absent[0]))
+
+    def _tell_all(self, errors: Sequence[FlintError]) -> None:
         for error in errors:
             self.tell(str(error))
-        return found
 
     def _advised(self, error: FlintError) -> FlintError:
         if isinstance(error, ConnectionFailed) and not self.lookupd:
@@ -237,6 +321,11 @@ class Link:
         for admin, found in self.each(admins, lambda admin: admin.info()):
             if not found.get("flintmq_version") and "HA" not in str(found.get("version", "")):  # "HA": Youzan's
                 raise NotOurs(admin.address, what)
+
+    def note_failed(self, address: str, error: FlintError) -> None:
+        """Say and remember that somebody has not done what was asked for."""
+        self.failed[address] = None
+        self.tell(str(error))
 
     def tell(self, text: str) -> None:
         """Say something on stderr, once."""

@@ -79,16 +79,18 @@ class LogReader:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def logs(self, timestamp_ns: int | None = None) -> list[Log]:
+    def logs(self, timestamp_ns: int | None = None, *, is_whole: bool = True) -> list[Log]:
         """Return the logs that can be read now, by partition.
 
         Args:
             timestamp_ns: fill in ``at`` for this time.
+            is_whole: False: an nsqd that cannot be asked is told, and hides no other.
 
         Raises:
             NothingThere: no nsqd has the topic.
             FlintError: an nsqd cannot be asked.
         """
+        errors: dict[str, FlintError] = {}
         asked: set[str] = set()
         waiting = list(self._link.tcp_addresses(self.topic))
         found: dict[tuple[int, str], Log] = {}
@@ -97,7 +99,13 @@ class LogReader:
             if address in asked:
                 continue
             asked.add(address)
-            answer = self._offsets(address, timestamp_ns)
+            try:
+                answer = self._offsets(address, timestamp_ns)
+            except FlintError as error:
+                if is_whole or isinstance(error, NotOurs):
+                    raise
+                errors[address] = error
+                continue
             if answer is None:
                 continue
             for row in answer["partitions"]:
@@ -106,6 +114,10 @@ class LogReader:
                 )
                 found[log.partition, log.log_id] = log
             waiting += [row["nsqd"] for row in answer.get("elsewhere", ()) if row.get("nsqd")]
+        if errors and not found:
+            raise next(iter(errors.values()))
+        for address, why in errors.items():
+            self._link.note_failed(address, why)
         if not found:
             raise NothingThere(f"there is no topic {self.topic} on nsqd {', '.join(sorted(asked))}")
         return [found[key] for key in sorted(found)]

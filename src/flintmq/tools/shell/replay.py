@@ -116,9 +116,9 @@ def _move(link: Link, given: argparse.Namespace) -> int:
     def ask(admin: Any) -> None:
         admin.set_offset(topic, channel, start, partition=given.partition)
 
-    link.each(admins, ask, f"topic {topic} or its channel {channel} is not there", CANNOT)
-    _answer(given, what, text)
-    return 0
+    changed = link.change(admins, ask, f"topic {topic} or its channel {channel} is not there", CANNOT)
+    _answer(given, what | {"failed_nodes": list(link.failed)}, f"{text}{changed.where}{link.unasked}")
+    return link.exit_code
 
 
 def _lost(

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from flintmq.errors import FlintError, UsageError
-from flintmq.tools.shell.link import Link
+from flintmq.tools.shell.link import Link, NothingThere
 from flintmq.tools.shell.output import count_of, is_terminal, plain_line, say, say_json, styled
 from flintmq.tools.shell.stats import ChannelRow, rows_of
 from flintmq.tools.tables import table
@@ -40,11 +40,13 @@ class Look:
     Attributes:
         at: seconds on a clock that only grows.
         failures: of those that do not answer.
+        nodes: HTTP addresses of those that do.
     """
 
     at: float
     rows: Sequence[ChannelRow]
     failures: Sequence[str] = ()
+    nodes: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +188,15 @@ def run(given: argparse.Namespace) -> int:
     """Show it; return the exit code.
 
     Raises:
+        NothingThere: there is no such topic at the beginning.
         FlintError: no nsqd answers at the beginning.
     """
     link = Link(given)
     first = _look(link, given)
+    if given.topic is not None and not first.rows:
+        for failure in first.failures:
+            link.tell(failure)
+        raise NothingThere(f"{_nothing(given)} on nsqd {', '.join(first.nodes)}")
     if given.once or given.json:
         return _print(link, given, first)
     if not (is_terminal() and os.isatty(_STDIN)):
@@ -218,7 +225,12 @@ def _look(link: Link, given: argparse.Namespace) -> Look:
     answers = [(admin.address, found) for admin, found in link.each(admins, ask) if found is not None]
     if not answers:
         link.each(admins, lambda admin: admin.stats(given.topic, clients=False))  # says why, with what to do
-    return Look(time.monotonic(), rows_of(answers), failures)
+    nodes = [address.removeprefix("http://") for address, _ in answers]
+    return Look(time.monotonic(), rows_of(answers), failures, nodes)
+
+
+def _nothing(given: argparse.Namespace) -> str:
+    return "there are no topics" if given.topic is None else f"there is no topic {given.topic}"
 
 
 def _print(link: Link, given: argparse.Namespace, before: Look) -> int:
@@ -235,7 +247,7 @@ def _print(link: Link, given: argparse.Namespace, before: Look) -> int:
         elif found:
             say(text_of(found, shutil.get_terminal_size((120, 24)).columns if is_terminal() else 120))
         else:
-            link.tell("there are no topics")
+            link.tell(_nothing(given))
         before, left = now, None if left is None else left - 1
     return 0
 
@@ -334,7 +346,7 @@ class _Screen:
             f"by {self._sort}, {state}; {count_of(len(topics), 'topic')}, {short(incoming)}/s in, depth {short(depth)}"
         )
         bad = [f"! {plain_line(failure)}" for failure in failures][: max(0, lines // 3)]
-        body = text_of(shown, columns).split("\n") if shown else ["there are no topics"]
+        body = text_of(shown, columns).split("\n") if shown else [_nothing(self._given)]
         room = max(1, lines - 2 - len(bad) - 1)
         self._from = max(0, min(self._from, len(body) - 1 - room))
         rows = [

@@ -8,22 +8,22 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from flintmq.tools.shell.channel import channel_fields, held
+from flintmq.tools.shell.channel import channel_fields, forgotten, held
 from flintmq.tools.shell.link import Link
 from flintmq.tools.shell.output import confirm, count_of, say, say_json, say_table
 from flintmq.tools.shell.stats import ChannelRow, stats
 
 _DONE = {
-    "create": "is created",
-    "delete": "is deleted",
-    "empty": "has nothing that waits for its channels",
-    "pause": "is paused",
-    "unpause": "is delivered again",
+    "create": "is created{}",
+    "delete": "is deleted{}",
+    "empty": "has nothing that waits for its channels{}",
+    "pause": "is paused{}",
+    "unpause": "is delivered again{}",
 }
 
 
 def run(given: argparse.Namespace) -> int:
-    """Run ``flintmq topic``; return the exit code.
+    """Run ``flintmq topic``; return the exit code: 1 if a change was not done everywhere.
 
     Raises:
         FlintError: there is no such topic, or nsqd refuses.
@@ -35,9 +35,9 @@ def run(given: argparse.Namespace) -> int:
     elif verb == "show":
         _show(link, given)
     elif verb == "create":
-        _create(link, given)
+        return _create(link, given)
     else:
-        _change(link, given, verb)
+        return _change(link, given, verb)
     return 0
 
 
@@ -92,19 +92,19 @@ def _show(link: Link, given: argparse.Namespace) -> None:
     )  # fmt: skip
 
 
-def _create(link: Link, given: argparse.Namespace) -> None:
+def _create(link: Link, given: argparse.Namespace) -> int:
     more: dict[str, Any] = {}
     for name in ("partitions", "headers", "ordered"):
         if getattr(given, name):
             more[name] = getattr(given, name)
     if more:
         link.check_ours(f"create topics with --{', --'.join(more)}")
-    asked = link.lookups() if link.lookupd else link.nsqds()
-    link.each(asked, lambda admin: admin.create_topic(given.topic, **more))
-    _done(given, "create")
+    asked, kind = (link.lookups(), "nsqlookupd") if link.lookupd else (link.nsqds(), "nsqd")
+    created = link.change(asked, lambda admin: admin.create_topic(given.topic, **more), kind=kind)
+    return _done(link, given, "create", created.where)
 
 
-def _change(link: Link, given: argparse.Namespace, verb: str) -> None:
+def _change(link: Link, given: argparse.Namespace, verb: str) -> int:
     topic = given.topic
     if verb in ("delete", "empty"):
         row, *channels = stats(link, topic)
@@ -117,25 +117,23 @@ def _change(link: Link, given: argparse.Namespace, verb: str) -> None:
         if loses:
             word = "deleting" if verb == "delete" else "emptying"
             confirm(f"{word} topic {topic} loses {loses}", given.yes)
-    link.each(link.nsqds(topic), lambda admin: getattr(admin, f"{verb}_topic")(topic), f"there is no topic {topic}")
+    missing = f"there is no topic {topic}"
+    changed = link.change(link.nsqds(topic), lambda admin: getattr(admin, f"{verb}_topic")(topic), missing)
+    open_still = link.unasked
     if verb == "delete" and link.lookupd:
-        link.each(link.lookups(), lambda admin: _forget(admin, topic))
-    _done(given, verb)
+        open_still += forgotten(link, lambda admin: admin.delete_topic(topic))
+    return _done(link, given, verb, changed.where, open_still)
 
 
-def _forget(admin: Any, topic: str) -> None:
-    """Have a nsqlookupd forget a topic; one that knows none has nothing to forget."""
-    from flintmq.client.admin.question import HttpRefused
+def _done(link: Link, given: argparse.Namespace, verb: str, where: str, open_still: str = "") -> int:
+    """Say what was done; return the exit code.
 
-    try:
-        admin.delete_topic(topic)
-    except HttpRefused as error:
-        if error.status != 404:
-            raise
-
-
-def _done(given: argparse.Namespace, verb: str) -> None:
+    Args:
+        where: only there; empty: everywhere.
+        open_still: what is said behind that.
+    """
     if given.json:
-        say_json([{"topic": given.topic, "done": verb}])
+        say_json([{"topic": given.topic, "done": verb, "failed_nodes": list(link.failed)}])
     else:
-        say(f"topic {given.topic} {_DONE[verb]}")
+        say(f"topic {given.topic} {_DONE[verb].format(where)}{open_still}")
+    return link.exit_code
