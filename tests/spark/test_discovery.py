@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import pytest
 from tests.parameters import filled
 from tests.spark.fake_lookupd import FakeLookupd
-from tests.spark.fake_nsqd import FakeNsqd
+from tests.spark.fake_nsqd import FakeLog, FakeNsqd
 from tests.spark.test_reader import ALL, ManualClock, at, numbered, offsets_read, text
 
 from flintmq.errors import ConnectionFailed, DiscoveryError
 from flintmq.spark import discovery, retry
 from flintmq.spark.batch_reader import NsqReader
 from flintmq.spark.discovery import BODY_SIZE_MAX, FAILING_PAUSE_MAX_S, Failing, all_nsqds, all_topics, nsqds_of_topic
-from flintmq.spark.errors import DataLost
+from flintmq.spark.errors import DataLost, LogAway
 from flintmq.spark.options import SourceOptions
 from flintmq.spark.stream_reader import NsqStreamReader
 
@@ -179,6 +179,36 @@ def test_an_nsqd_that_nobody_lists_any_more(lookupd):
             end = lenient.latestOffset(here, ALL)
             assert end == {"_log": 2, "t": {f"0/{nsqd.logs['t'][0].log_id}": 11}}
             assert text(lenient.latestOffset(end, ALL)) == text(end)
+
+
+def test_a_partition_whose_nsqd_is_dead(lookupd):
+    """nsqlookupd lists a dead nsqd no more, but how many partitions the topic has every other one has told it."""
+    with FakeNsqd() as nsqd, FakeNsqd() as other:
+        log = FakeLog(partition=2)
+        nsqd.logs["t"] = [FakeLog(partition=0), FakeLog(partition=1)]
+        for each in (*nsqd.logs["t"], log):
+            each.append(numbered(0, 10))
+        lookupd.answers["/lookup?topic=t"] = producers(nsqd)
+        told = {**producers(nsqd), "meta": {"partition_num": 3, "replica": 1}}
+        lookupd.answers["/lookup?topic=t&access=r&metainfo=true"] = told
+        given = {"lookupd": lookupd.address, "topic": "t", "retries": "2"}
+        reader = NsqReader(SourceOptions.parse(given))
+        missed = "partition 2: .*the topic has 3 partitions, and no nsqd that nsqlookupd lists has this one"
+        with pytest.raises(LogAway, match=missed):
+            reader.partitions()
+        with pytest.raises(LogAway, match=missed):
+            NsqStreamReader(SourceOptions.parse(given)).prepareForTriggerAvailableNow()
+
+        lenient = NsqStreamReader(SourceOptions.parse({**given, "failOnDataLoss": "false"}))
+        lenient.prepareForTriggerAvailableNow()
+        end = lenient.latestOffset(lenient.initialOffset(), ALL)
+        assert len(offsets_read(lenient, lenient.partitions({}, end))) == 20
+        chosen = NsqReader(SourceOptions.parse({"lookupd": lookupd.address, "assign": '{"t": [1]}'}))
+        assert len(offsets_read(chosen, chosen.partitions())) == 10, "what is not read is not missed"
+
+        other.logs["t"] = [log]
+        lookupd.answers["/lookup?topic=t"] = producers(nsqd, other)
+        assert len(offsets_read(reader, reader.partitions())) == 30
 
 
 def test_nsqlookupd_away_while_a_task_reads():

@@ -174,6 +174,38 @@ def test_assigned_partitions_alone(nsqd):
         assert set(after) >= {"t", "u"} and set(after["t"]) == {f"2/{logs[2].log_id}"}
 
 
+@pytest.mark.parametrize("is_available_now", [True, False])
+def test_a_channel_and_only_some_partitions(nsqd, is_available_now, caplog):
+    """The channel would count what is never read, and keep it for good."""
+    logs = nsqd.logs["t"] = [FakeLog(partition=number) for number in range(3)]
+    for log in logs:
+        log.append(numbered(0, 10))
+
+    def begin(partitions: str, **more: str) -> NsqStreamReader:
+        given = {"nsqd": nsqd.address, "assign": f'{{"t": {partitions}}}', **more}
+        reader = NsqStreamReader(SourceOptions.parse(given))
+        if is_available_now:
+            reader.prepareForTriggerAvailableNow()
+        return reader
+
+    end = first_end(begin("[0, 2]"))
+    for start in ({}, end):
+        with pytest.raises(OptionError, match=r"leaves out partition 1 of topic 't'.*: assign these as well") as caught:
+            begin("[0, 2]", channel="c").latestOffset(start, ALL)
+        assert caught.value.option == "channel"
+    assert [log.channels for log in logs] == [{}, {}, {}]
+    NsqReader(SourceOptions.parse({"nsqd": nsqd.address, "assign": '{"t": [0]}', "channel": "c"})).partitions()
+
+    reader = begin("[0, 1, 2]", channel="c")
+    end = first_end(reader)
+    assert [log.channels for log in logs] == [{"c": 1}] * 3
+    logs.append(FakeLog(partition=3))
+    for _ in range(2):
+        end = reader.latestOffset(end, ALL)
+    told = [one.getMessage() for one in caplog.records if "assign leaves out partition 3" in one.getMessage()]
+    assert len(told) == (0 if is_available_now else 1), "a query that runs goes on"
+
+
 def test_several_nsqds_and_topics(nsqd):
     with FakeNsqd() as other:
         nsqd.topic("t", numbered(0, 10))
@@ -225,6 +257,99 @@ def test_numbers_beyond_the_end(nsqd):
     assert at(first_end(late), nsqd) == 101
     with pytest.raises(OptionError, match="-2 is the beginning"):
         NsqReader(options(nsqd, endingOffsets='{"t": {"0": -2}}')).partitions()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"startingOffsets": '{"t": {"0": 91}}'},
+        {"startingOffsets": '{"t": {"0": -1}}'},
+        {"startingTimestamp": "1800000000000"},
+        {"startingOffsetsByTimestamp": '{"t": {"0": 1800000000000}}'},
+    ],
+)
+def test_a_batch_leaves_every_channel_as_it_is(nsqd, given):
+    """The same options serve a stream: moved by a look at the end, its channel would let go what it has not read."""
+    log = nsqd.topic("t", numbered(1, 101))
+    log.channels["archive"] = 42
+    for channel in ("archive", "nobody"):
+        NsqReader(options(nsqd, channel=channel, **given)).partitions()
+    assert log.channels == {"archive": 42}
+    assert nsqd.count("CURSOR") == 0
+
+
+def test_a_batch_cannot_begin_where_a_channel_stands(nsqd):
+    nsqd.topic("t", numbered(1, 101)).channels["archive"] = 42
+    with pytest.raises(OptionError, match=r"a batch read creates none: use spark\.readStream") as caught:
+        NsqReader(options(nsqd, channel="archive", startingOffsets="cursor"))
+    assert caught.value.option == "startingOffsets"
+    since = options(nsqd, channel="archive", startingOffsets="cursor", startingTimestamp="0")
+    reader = NsqReader(since)
+    assert len(offsets_read(reader, reader.partitions())) == 100, "a time overrides it"
+
+
+HOUR_MS = 1_700_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("given", "option", "words"),
+    [
+        (
+            {"startingOffsets": '{"t": {"0": 1, "1": 9}}', "endingOffsets": '{"t": {"0": 3, "1": 3}}'},
+            "endingOffsets",
+            r"endingOffsets='3' is not allowed; topic 't', 127\.0\.0\.1:\d+/1: startingOffsets is behind it, 9$",
+        ),
+        (
+            {
+                "startingOffsetsByTimestamp": f'{{"t": {{"1": {HOUR_MS}}}}}',
+                "endingOffsetsByTimestamp": f'{{"t": {{"1": {HOUR_MS - 1}}}}}',
+            },
+            "endingOffsetsByTimestamp",
+            rf"{HOUR_MS - 1} ms since 1970.*'t', .*/1: startingOffsetsByTimestamp is behind it, {HOUR_MS} ms since",
+        ),
+        (
+            {"startingTimestamp": str(HOUR_MS), "endingOffsetsByTimestamp": f'{{"t": {{"1": {HOUR_MS - 1}}}}}'},
+            "endingOffsetsByTimestamp",
+            rf"/1: startingTimestamp is behind it, {HOUR_MS} ms since 1970",
+        ),
+        (
+            {"startingTimestamp": str(HOUR_MS), "endingTimestamp": "2023-11-14T22:13:19.999999Z"},
+            "endingTimestamp",
+            rf"'{HOUR_MS - 1}\.999 ms since 1970' is not allowed; startingTimestamp is later, {HOUR_MS} ms since 1970",
+        ),
+    ],
+)
+def test_an_end_before_its_start(nsqd, given, option, words):
+    nsqd.logs["t"] = [FakeLog(partition=number) for number in range(2)]
+    for log in nsqd.logs["t"]:
+        log.append(numbered(0, 10), HOUR_MS * 1_000_000)
+    with pytest.raises(OptionError, match=words) as caught:
+        NsqReader(options(nsqd, **given)).partitions()
+    assert caught.value.option == option
+
+
+@pytest.mark.parametrize(
+    ("given", "rows"),
+    [
+        ({"startingOffsets": '{"t": {"0": 60}}', "endingOffsets": '{"t": {"0": 60}}'}, []),
+        ({"startingOffsets": '{"t": {"0": 1}}', "endingOffsets": '{"t": {"0": 0}}', "failOnDataLoss": "false"}, []),
+        ({"endingOffsets": '{"t": {"0": 20}}'}, []),
+        ({"startingOffsets": "earliest", "endingOffsets": '{"t": {"0": 53}}'}, [51, 52]),
+        ({"startingOffsets": '{"t": {"0": -2}}', "endingOffsets": '{"t": {"0": 20}}'}, []),
+        ({"startingOffsets": '{"t": {"0": 99}}', "endingOffsets": '{"t": {"0": -1}}'}, [99, 100]),
+        ({"startingTimestamp": str(HOUR_MS), "endingTimestamp": str(HOUR_MS)}, []),
+        ({"startingTimestamp": str(HOUR_MS + 1), "endingOffsets": '{"t": {"0": 60}}'}, []),
+        ({"startingOffsets": '{"t": {"0": 99}}', "endingTimestamp": "1"}, []),
+    ],
+)
+def test_ranges_that_are_empty_and_not_reversed(nsqd, given, rows):
+    log = nsqd.topic("t")
+    log.append(numbered(1, 51), HOUR_MS * 1_000_000)
+    log.append(numbered(51, 101), HOUR_MS * 1_000_000)
+    log.trim(51)
+    reader = NsqReader(options(nsqd, **given))
+    assert offsets_read(reader, reader.partitions()) == rows
 
 
 @pytest.mark.parametrize("lenient", ["true", "false"])
@@ -965,6 +1090,13 @@ def test_one_node_tells_where_the_others_are(cluster):
         (number, node.address) for number, node in enumerate(cluster.nodes)
     }
     assert len(rows) == 300
+
+
+def test_a_channel_and_partitions_that_another_node_leads(cluster):
+    (address, *_) = (node.address for node in cluster.nodes)
+    given = {"nsqd": address, "assign": '{"t": [0]}', "channel": "c"}
+    with pytest.raises(OptionError, match="partition 1 of topic 't', partition 2 of topic 't'"):
+        first_end(NsqStreamReader(SourceOptions.parse(given)))
 
 
 def test_a_new_leader_goes_on_at_the_offset(cluster):

@@ -38,6 +38,8 @@ _DURATION_UNITS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 HIDDEN = "<hidden>"
 _SECRET = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*|file:(?://)?/[^\0]+")
 _PROTOCOLS = {"plaintext": False, "ssl": True}
+# anything else is a URL, or several addresses that no comma separates
+_HOST = re.compile(r"\[[^\s\[\]/;]+\]|[^\s\[\]/;:]+")
 
 EARLIEST = "earliest"
 LATEST = "latest"
@@ -260,14 +262,19 @@ def parse_timestamp_ns(text: str) -> int:
     return nanoseconds
 
 
+def in_ms(time_ns: int) -> str:
+    """Show a time in an error as the options take it, with the microseconds that ISO 8601 may have had."""
+    return f"{time_ns / 1e6:.16g} ms since 1970"
+
+
 def split_address(address: str) -> tuple[str, int]:
     """Split ``host:port``, with brackets around an IPv6 host.
 
     Raises:
-        ValueError: there is no port, or it is not a number from 1 to 65535.
+        ValueError: it has another form, or the port is not a number from 1 to 65535.
     """
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    host, _, port = address.rpartition(":")
+    if not _HOST.fullmatch(host) or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError(address)
     return host.removeprefix("[").removesuffix("]"), int(port)
 
@@ -278,7 +285,7 @@ def camel(field_name: str) -> str:
     return first + "".join(word.capitalize() for word in rest)
 
 
-_ADDRESSES = "host:port, several separated by commas"
+_ADDRESSES = "host:port, such as 127.0.0.1:4150 or [::1]:4150, without http://; several separated by commas"
 _LOOKUPDS = "host:port or https://host:port, without a user or a path; several separated by commas"
 _DURATION = "a duration such as 500ms, 30s, 15m"
 _TIMES = 'JSON such as {"topic": {"0": 1767225600000}}, milliseconds since 1970'
@@ -471,7 +478,8 @@ class SourceOptions(LinkOptions):
         "",
         _name,
         "a channel name",
-        "channel of this query alone: holds retention, makes the lag visible, makes `latest` safe",
+        "channel of this query alone: holds retention, makes the lag visible, makes `latest` safe. A batch read "
+        "leaves it alone",
         "",
     )
     mode: str = _option(
@@ -530,7 +538,7 @@ class SourceOptions(LinkOptions):
         _positions(EARLIEST, LATEST, CURSOR),
         "earliest, latest, cursor, or JSON such as "
         '{"topic": {"host:4150/0": 23}} with -1 for latest and -2 for earliest',
-        "where a new query (or a batch read) starts; `cursor` is where `channel` stands",
+        "where a new query (or a batch read) starts; `cursor`, for a stream, is where `channel` stands",
     )
     starting_timestamp: int | None = _option(
         None,
@@ -736,6 +744,16 @@ class SourceOptions(LinkOptions):
             raise _refuse(name, value, f"spark.read {NO_BATCH}")
         if self._starts_by_offset and self.starting_offsets == LATEST:
             raise _refuse("startingOffsets", LATEST, "a batch read from the latest message reads nothing")
+        if self._starts_by_offset and self.starting_offsets == CURSOR:
+            allowed = (
+                "nsqd cannot be asked where a channel stands without creating one that is not there, and a batch read "
+                "creates none: use spark.readStream with trigger(availableNow=True), or give offsets or a time"
+            )
+            raise _refuse("startingOffsets", CURSOR, allowed)
+        start_ns, end_ns = self.starting_timestamp, self.ending_timestamp
+        if start_ns is not None and end_ns is not None and end_ns < start_ns:
+            allowed = f"startingTimestamp is later, {in_ms(start_ns)}: there is nothing between the two"
+            raise _refuse("endingTimestamp", in_ms(end_ns), allowed)
 
     def check_by_offset(self, what: str) -> None:
         """Refuse options of a spool where something other than a stream of Spark's reads.

@@ -21,8 +21,9 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from flintmq.errors import OptionError
 from flintmq.spark.batch_reader import NsqPushdownReader, NsqReader
-from flintmq.spark.errors import line_first
+from flintmq.spark.errors import SOURCE, line_first
 from flintmq.spark.garbage import spare_what_stays
 from flintmq.spark.options import SinkOptions, SourceOptions
 from flintmq.spark.schema import columns_of, spark_schema
@@ -70,5 +71,15 @@ class NsqDataSource(DataSource):
         return NsqStreamWriter(SinkOptions.parse(self.options), schema, overwrite)
 
     def _source_options(self, schema: StructType) -> SourceOptions:
+        """Return the options with the columns of a schema, which is a user's, or what :meth:`schema` returned."""
         spare_what_stays()
-        return replace(SourceOptions.parse(self.options), columns=columns_of(schema))
+        options, columns = SourceOptions.parse(self.options), columns_of(schema)
+        shown = ",".join(columns)
+        if options.include_headers and "headers" not in columns:
+            allowed = f"the schema has {shown}: add headers map<string,string> to it, or leave includeHeaders out"
+            raise OptionError("includeHeaders", "true", allowed, SOURCE)
+        names_columns = any(name.lower().removeprefix("kafka.") == "columns" for name in self.options)
+        if names_columns and {*options.all_columns} != {*columns}:
+            allowed = f"the schema has {shown}: leave columns out, or name the same"
+            raise OptionError("columns", ",".join(options.columns), allowed, SOURCE)
+        return replace(options, columns=columns)

@@ -15,6 +15,7 @@ from flintmq.spark.offsets import (
     EARLIEST_SEQUENCE,
     FIRST_SEQUENCE,
     LATEST_SEQUENCE,
+    LISTED_MAX,
     GivenOffsets,
     Offsets,
     PartitionKey,
@@ -40,6 +41,7 @@ class StartingPoints:
         """Return the starting position in every log of a survey that was asked for ``startingTimestamp``."""
         options = self._options
         check_assigned(options.assign, places(survey) | _places(survey.others))
+        check_channel(options, survey)
         if options.starting_timestamp is not None:
             times = dict.fromkeys(survey.logs, options.starting_timestamp)
             return {key: self._at_time(key, entry, entry.at, times) for key, entry in sorted(survey.logs.items())}
@@ -118,6 +120,27 @@ class StartingPoints:
             if self._options.starting_offsets in (CURSOR, LATEST):
                 return floor
         return entry.start
+
+
+def check_channel(options: SourceOptions, survey: Survey) -> None:
+    """See that a query with a channel reads every partition of its topics: a channel is of whole topics.
+
+    Raises:
+        OptionError: ``assign`` leaves some out, whose messages the channel would count, and keep for good.
+    """
+    if options.channel and (names := left_out(options, survey)):
+        allowed = (
+            f"assign leaves out {names}, whose messages this channel would count, and keep for good: assign these as "
+            "well, or leave channel out"
+        )
+        raise OptionError("channel", options.channel, allowed, SOURCE)
+
+
+def left_out(options: SourceOptions, survey: Survey) -> str:
+    """Name the partitions of the topics of ``assign`` that are not assigned; empty when there are none."""
+    found = sorted(each for each in survey.left_out if each[0] in options.named_topics) if options.assign else []
+    more = f" and {len(found) - LISTED_MAX} more" if len(found) > LISTED_MAX else ""
+    return ", ".join(f"partition {number} of topic {topic!r}" for topic, number in found[:LISTED_MAX]) + more
 
 
 def at_times(

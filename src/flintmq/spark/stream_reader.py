@@ -50,7 +50,7 @@ from flintmq.spark.offsets import LAG_KEY, LOG_KEY, Offsets, PartitionKey, entri
 from flintmq.spark.options import SourceOptions
 from flintmq.spark.plan import Backlog, FetchRange, admit
 from flintmq.spark.retry import Retries
-from flintmq.spark.start import StartingPoints
+from flintmq.spark.start import StartingPoints, check_channel, left_out
 from flintmq.spark.survey import Survey, Surveyor
 from flintmq.spark.tasks import FetchTask, make_tasks, read_task
 
@@ -78,6 +78,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._left_behind: dict[PartitionKey, int] = {}
         self._committed: dict[PartitionKey, int] = {}
         self._times_ahead = 0
+        self._has_told_what_is_left_out = False
         self._read: Offsets = {}
         self._waiting_since_ns = self._clock.monotonic_ns()
 
@@ -98,8 +99,12 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         options = self._options
         self._target = self._surveyor.look(
-            timestamp_ns=options.starting_timestamp, is_waiting=True, is_lenient=not options.fail_on_data_loss
+            timestamp_ns=options.starting_timestamp,
+            is_waiting=True,
+            is_lenient=not options.fail_on_data_loss,
+            is_whole=True,
         )
+        check_channel(options, self._target)
 
     def end_at(self, survey: Survey) -> None:
         """Read up to what a survey has found, and no further."""
@@ -190,12 +195,28 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return what there is; with availableNow what there was when this run began, and nothing that came later."""
         if self._target is None:
             timestamp_ns = self._options.starting_timestamp if is_first else None
-            self._last_survey = self._surveyor.look(at, timestamp_ns, is_waiting=is_first)
-            return self._last_survey
+            found = self._surveyor.look(at, timestamp_ns, is_waiting=is_first)
+            self._see_what_is_left_out(found)
+            self._last_survey = found
+            return found
         if self._last_survey is None:  # the first time: what was read before and is not seen now is looked for
             self._look_for(self._unseen(at, self._target), self._target)
         self._last_survey = self._target
         return self._target
+
+    def _see_what_is_left_out(self, survey: Survey) -> None:
+        """Refuse to begin with a channel that holds more than is read; warn, once, when it comes to that later."""
+        if self._last_survey is None:
+            check_channel(self._options, survey)
+        elif self._options.channel and not self._has_told_what_is_left_out:
+            if names := left_out(self._options, survey):
+                log.warning(
+                    "assign leaves out %s, whose messages channel %s keeps for good; this query does not begin again "
+                    "before they are assigned as well, or channel is left out",
+                    names,
+                    self._options.channel,
+                )
+                self._has_told_what_is_left_out = True
 
     def _unseen(self, at: Offsets, target: Survey) -> list[PartitionKey]:
         return [key for key in at if key not in target.logs and self._options.reads(key.topic, key.partition)]

@@ -16,17 +16,24 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from flintmq.client.blocking.http import get
+from flintmq.client.core.discovery import topic_path
+from flintmq.client.core.topology import parse_answer
 from flintmq.clock import Clock, SystemClock
-from flintmq.errors import FlintError, OptionError
+from flintmq.errors import DiscoveryError, FlintError, OptionError
 from flintmq.spark.broker import FAILURES, POOL, PartitionLog, TopicLogs, is_final
-from flintmq.spark.discovery import LookupRefused, all_topics, nsqds_of_topic
+from flintmq.spark.discovery import FAILING, LookupRefused, all_topics, nsqds_of_topic
 from flintmq.spark.errors import LogAway, LogTwice
+from flintmq.spark.link import lookup_options, with_spark_names
 from flintmq.spark.offsets import RESERVED_TOPICS, PartitionKey
 from flintmq.spark.options import SourceOptions
 from flintmq.spark.retry import FIRST_PAUSE_S, PAUSE_MAX_S, Retries
 
 LACKING_INTERVAL_S = 1.0
 """Between two questions to nsqlookupd while a log is not where it was."""
+
+UNKNOWN_LOG = ""
+"""The id of a log of which nobody says more than that there has to be one."""
 
 log = logging.getLogger("flintmq.spark")
 
@@ -38,13 +45,15 @@ class Survey:
     Attributes:
         logs: every log that is served, by its key.
         others: logs of the same topics that the options leave out.
+        left_out: topic and partition of these, and of those that a cluster has elsewhere.
         away: nsqds that did not answer, and why.
-        unled: logs of a cluster that nobody serves now, and why.
+        unled: logs that nobody serves now, of a cluster or of a topic with partitions, and why.
         asked: nsqds that answered, and the topics they were asked about.
     """
 
     logs: dict[PartitionKey, PartitionLog] = field(default_factory=dict)
     others: dict[PartitionKey, PartitionLog] = field(default_factory=dict)
+    left_out: set[tuple[str, int]] = field(default_factory=set)
     away: dict[str, str] = field(default_factory=dict)
     unled: dict[PartitionKey, str] = field(default_factory=dict)
     asked: dict[str, set[str]] = field(default_factory=dict)
@@ -99,6 +108,7 @@ class Surveyor:
         timestamp_ns: int | None = None,
         is_waiting: bool = False,
         is_lenient: bool = False,
+        is_whole: bool = False,
     ) -> Survey:
         """Ask every nsqd for the ends of its logs.
 
@@ -107,6 +117,7 @@ class Surveyor:
             timestamp_ns: fill in ``at`` of each log.
             is_waiting: wait for each nsqd, and for the leaders of a cluster, as long as the retries last.
             is_lenient: having waited, go on without those who stay away.
+            is_whole: wait as well for partitions that no nsqd has which nsqlookupd lists: it lists none that is dead.
 
         Raises:
             FlintError: discovery failed, two nsqds have the same log, or (when waiting) something stayed away.
@@ -115,6 +126,8 @@ class Surveyor:
         retries = Retries(self._options.retries, self._sleep)
         while True:
             survey = self._look_once(known, timestamp_ns, is_waiting, is_lenient)
+            if is_whole:
+                self._find_unserved(survey)
             if not is_waiting or not survey.unled:
                 return survey
             key = min(survey.unled)
@@ -175,11 +188,24 @@ class Surveyor:
                     survey.add(topic, entry)
                 else:
                     survey.others[PartitionKey(topic, entry.partition, entry.log_id)] = entry
+                    survey.left_out.add((topic, entry.partition))
             for other in answer.elsewhere:
                 key = PartitionKey(topic, other.partition, other.log_id)
                 if not self._options.reads(topic, other.partition):
+                    survey.left_out.add((topic, other.partition))
                     continue
                 led[key] = max(led.get(key, (-1, "")), (other.epoch, other.nsqd))
+
+    def _find_unserved(self, survey: Survey) -> None:
+        """Note the partitions that a topic has and no nsqd that is listed."""
+        served: dict[str, set[int]] = {}
+        for key in (*survey.logs, *survey.others, *survey.unled):
+            served.setdefault(key.topic, set()).add(key.partition)
+        for topic, count in self._partition_counts().items():
+            for number in set(range(count)) - served.get(topic, set()):
+                if self._options.reads(topic, number):
+                    reason = f"the topic has {count} partitions, and no nsqd that nsqlookupd lists has this one"
+                    survey.unled[PartitionKey(topic, number, UNKNOWN_LOG)] = reason
 
     def _told(self, survey: Survey, led: Mapping[PartitionKey, tuple[int, str]]) -> dict[str, set[str]]:
         """Return whom to ask besides, because a node said that it leads what nobody has answered for."""
@@ -203,6 +229,8 @@ class Surveyor:
     def label(self, key: PartitionKey) -> str:
         """Name a log for people: ``<nsqd>/<partition>``, or by its id when nobody has had it."""
         place = self.place(key)
+        if key.log_id == UNKNOWN_LOG:
+            return f"partition {key.partition}"
         return f"{place}/{key.partition}" if place else key.label
 
     def is_gone(self, key: PartitionKey, survey: Survey) -> bool:
@@ -318,6 +346,37 @@ class Surveyor:
             found = all_topics(lookupds, timeout_s, link)
             topics = [topic for topic in found if pattern.fullmatch(topic) and topic not in RESERVED_TOPICS]
         return {topic: tuple(nsqds_of_topic(lookupds, topic, timeout_s, link)) for topic in topics}
+
+    def _partition_counts(self) -> dict[str, int]:
+        """Ask nsqlookupd how many partitions the topics that it has told of have, whoever serves them."""
+        retries = Retries(self._options.retries, self._sleep)
+        while True:
+            try:
+                return {topic: self._partition_count(topic) for topic in self._discovered}
+            except DiscoveryError as error:
+                retries.failed(error, "discovery")
+
+    def _partition_count(self, topic: str) -> int:
+        """Return how many partitions a topic has; 0: it has none, or NSQ's nsqlookupd does not know of them."""
+        options = self._options
+        counts: list[int] = []
+        failures: list[str] = []
+        lookup = lookup_options(options.link, options.connect_timeout)
+        now, only_if_none = FAILING.due(options.lookupd)
+        path = topic_path(topic, "r")
+        for address in (*now, *only_if_none):
+            if counts and address in only_if_none:
+                break
+            try:
+                url = address if "://" in address else f"http://{address}"
+                meta = parse_answer(*get(url + path, options.connect_timeout, lookup, time.monotonic)).meta
+            except (OSError, DiscoveryError) as error:
+                failures.append(f"{address}: {with_spark_names(str(error))}")
+            else:
+                counts.append(0 if meta is None else meta.partition_num)
+        if not counts:
+            raise DiscoveryError(f"no nsqlookupd answers {path}: " + "; ".join(failures))
+        return max(counts)
 
     def _ask_patiently(self, address: str, topics: list[str], timestamp_ns: int | None) -> list[TopicLogs]:
         retries = Retries(self._options.retries, self._sleep)

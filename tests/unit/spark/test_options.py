@@ -151,6 +151,35 @@ def test_sink_options():
 def test_addresses():
     assert split_address("[::1]:4150") == ("::1", 4150)
     assert split_address("host.name:1") == ("host.name", 1)
+    assert source(nsqd="nsqd-1:4150, [fe80::1%eth0]:4150").nsqd == ("[fe80::1%eth0]:4150", "nsqd-1:4150")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://127.0.0.1:4150",
+        "a:1;b:2",
+        "a;b:2",
+        "a:1 b:2",
+        "a b:2",
+        "a/b:2",
+        "::1:4150",
+        "[::1:4150",
+        "::1]:4150",
+        ":1",
+    ],
+)
+def test_an_address_that_is_mistyped_is_refused_before_anybody_connects(text):
+    for parse in (SourceOptions.parse, SinkOptions.parse):
+        with pytest.raises(
+            OptionError, match=r"host:port, such as .*, without http://; several separated by commas"
+        ) as e:
+            parse({"nsqd": text, "topic": "t"})
+        assert (e.value.option, e.value.value) == ("nsqd", text)
+    if not text.startswith("http"):
+        with pytest.raises(OptionError, match="host:port or https") as e:
+            SourceOptions.parse({"lookupd": text, "topic": "t"})
+        assert e.value.option == "lookupd"
 
 
 @pytest.mark.parametrize("options", [SourceOptions, SinkOptions, LinkOptions])
