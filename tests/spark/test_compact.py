@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import threading
@@ -194,6 +195,42 @@ def test_iceberg_changed_meanwhile(fake, tmp_path, monkeypatch):
     assert compact(tmp_path) == Compacted()
     assert read("iceberg", tmp_path) == bodies
     assert len(list(tmp_path.glob("data/**/compacted-*.parquet"))) == 1
+
+
+@pytest.mark.parametrize("what", ["empty", "cut", "a page"])
+def test_a_damaged_file_is_named(fake, tmp_path, capsys, what):
+    directory = tmp_path / "archive"
+    small_files(fake, directory)
+    path = directory / next(name for name in names(directory) if "p0001" in name and "00021-" in name)
+    content = path.read_bytes()
+    damaged = {"empty": b"", "cut": content[:-10], "a page": b"PAR1" + b"\xff" * 60 + content[64:]}[what]
+    path.write_bytes(damaged)
+    before = names(directory)
+    assert cli.main(["pipeline", "compact", str(directory)]) == 1
+    told = capsys.readouterr().err.strip()
+    assert str(path) in told and told.endswith("; restore it, or move it away") and "\n" not in told
+    assert names(directory) == before and path.read_bytes() == damaged
+    assert not (tmp_path / ".archive.compacting").exists()
+    path.write_bytes(content)
+    assert compact(directory).before == 6
+
+
+def test_a_full_disk_leaves_nothing(fake, tmp_path, capsys, monkeypatch):
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for kind in ("parquet", "iceberg"):
+        directory = tmp_path / kind
+        small_files(fake, directory, format=kind)
+        before = sorted(tmp_path.glob("**/*.parquet"))
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(pq.ParquetWriter, "write_table", full)
+            assert cli.main(["pipeline", "compact", str(directory)]) == 1
+        told = capsys.readouterr().err.strip()
+        assert str(directory) in told and "No space left on device; nothing is lost, run it again" in told, kind
+        assert sorted(tmp_path.glob("**/*.parquet")) == before, kind
+        assert not (tmp_path / f".{kind}.compacting").exists()
+        assert compact(directory).before > 0
 
 
 def test_wrong_words(fake, tmp_path, capsys, monkeypatch):

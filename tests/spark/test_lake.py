@@ -269,6 +269,35 @@ def test_others_change_the_table_meanwhile(fake, tmp_path, monkeypatch, kind):
     assert [n for _, _, n, _ in read(kind, tmp_path)] == sorted([*more, *range(1, 71)])
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_full_disk_at_a_transaction(fake, tmp_path, monkeypatch, capsys, when):
+    """What Delta's library says of it is an error of the system; it may have written the transaction all the same."""
+    from deltalake import DeltaTable
+
+    expected = two_days(fake, 1)
+    write = DeltaTable.create_write_transaction
+
+    def full(self, *arguments, **more):
+        if when == "after":
+            write(self, *arguments, **more)
+        raise OSError(
+            "Generic LocalFileSystem error\n   \x1b[31m↳\x1b[0m Unable to copy\n    \x1b[31m↳\x1b[0m No space left\n"
+        )
+
+    flags = [f"--to={tmp_path}", f"--nsqd={fake.address}", "--topic=t", "--format=delta"]
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(DeltaTable, "create_write_transaction", full)
+        assert cli.main(["pipeline", "archive", *flags]) == (1 if when == "before" else 0)
+    told = capsys.readouterr().err
+    if when == "before":
+        assert told.endswith(
+            f"table {tmp_path}: it cannot be written: Generic LocalFileSystem error: Unable to copy: No space left\n"
+        )
+        assert not list(tmp_path.glob("data/**/*.parquet"))
+    assert archive(tmp_path, nsqd=fake.address, topic="t", format="delta").rows == (60 if when == "before" else 0)
+    assert read("delta", tmp_path) == expected
+
+
 def test_wrong_tables(fake, tmp_path, capsys):
     two_days(fake, 1)
     given: dict[str, Any] = {"nsqd": fake.address, "topic": "t"}

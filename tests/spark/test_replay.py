@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 from tests.integration.daemons import PATIENCE_S
 from tests.spark.fake_nsqd import FakeNsqd
 from tests.spark.processes import NsqdProcess, environment
+from tests.spark.test_lake import FORMATS, catalog_of, delta_table
 from tests.spark.test_sink_once import Crash, Killed, bodies, stored
 
 from flintmq import cli
@@ -26,11 +28,14 @@ from flintmq.errors import OptionError
 from flintmq.pipeline import parquet
 from flintmq.pipeline import replay as module
 from flintmq.pipeline.archive import archive
+from flintmq.pipeline.compact import compact
 from flintmq.pipeline.parquet import FilesError, Wanted
 from flintmq.pipeline.replay import Replayed, replay
 from flintmq.pipeline.runner import Runner
 from flintmq.spark import placing, retry
 from flintmq.spark.broker import POOL
+from flintmq.spark.errors import SetupError
+from flintmq.spark.lake.table import CATALOG_FILE, TABLE, TableError
 
 HOUR_NS = 3_600_000_000_000
 NOON_NS = 1_795_435_200_000_000_000  # 2026-11-23T12:00:00Z
@@ -226,6 +231,172 @@ def test_wrong_files_and_columns(tmp_path: Path):
     ):
         with pytest.raises(OptionError, match=said):
             replay(path, **{**given, **more})
+
+
+def test_files_of_one_name_and_size(nsqd: NsqdProcess, topic: str, tmp_path: Path):
+    """Somebody's directories have files of the same name; what is in them tells them apart, and not their sizes."""
+    given: dict[str, Any] = {"nsqd": nsqd.address, "topic": topic}
+    sales = tmp_path / "sales"
+    for country in ("DE", "FR"):
+        (sales / f"country={country}").mkdir(parents=True)
+        table(sales / f"country={country}" / "part-0.parquet", body=[f"{country}-{n:06d}" for n in range(100)])
+    assert len({path.stat().st_size for path in sales.glob("*/*")}) == 1
+    done = replay(sales, **given)
+    assert (done.rows, done.files, done.found) == (200, 2, 0)
+    expected = Counter(b"%s-%06d" % (country, n) for country in (b"DE", b"FR") for n in range(100))
+    assert Counter(body for _, body in stored(nsqd.address, topic)) == expected
+    assert replay(sales, **given).found == 200
+    path = sales / "country=DE" / "part-0.parquet"
+    size = path.stat().st_size
+    table(path, body=[f"XX-{n:06d}" for n in range(100)])
+    assert path.stat().st_size == size
+    done = replay(sales, **given)
+    assert (done.rows, done.found) == (200, 100)
+    assert Counter(body for _, body in stored(nsqd.address, topic)) == expected + Counter(
+        b"XX-%06d" % n for n in range(100)
+    )
+
+
+def test_moved_to_another_directory(nsqd: NsqdProcess, topic: str, archived: Path, tmp_path: Path):
+    """An archive is the same wherever it lies, as its names have the ids of logs; two exports of somebody are not."""
+    given: dict[str, Any] = {"nsqd": nsqd.address, "topic": topic}
+    assert replay(archived, **given).found == 0
+    shutil.copytree(archived, tmp_path / "archive")
+    assert replay(tmp_path / "archive", **given).found == 600
+    for day in ("monday", "tuesday"):
+        (tmp_path / day).mkdir()
+        table(tmp_path / day / "part-0.parquet", body=["nothing happened"])
+        assert (replay(tmp_path / day, **given).found, replay(tmp_path / day, **given).found) == (0, 1)
+    assert len(stored(nsqd.address, topic)) == 602
+    for day, found in (("monday", 0), ("tuesday", 1)):
+        assert replay(tmp_path / day, **given, writeId="moved").found == found
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_table_as_it_is_now(nsqd: NsqdProcess, topic: str, tmp_path: Path, monkeypatch, kind: str):
+    """Files that no transaction names any more, or never did, are no part of it."""
+    given: dict[str, Any] = {"nsqd": nsqd.address, "topic": topic}
+    directory = tmp_path / "below" / "a table"
+    with FakeNsqd() as fake:
+        log = fake.topic("t")
+        for first in range(0, 100, 20):
+            log.append(bodies(first, first + 20), NOON_NS)
+            archive(directory, nsqd=fake.address, topic="t", format=kind)
+        assert compact(directory).before == 5
+        log.append(bodies(100, 120), NOON_NS)
+        archive(directory, nsqd=fake.address, topic="t", format=kind)
+    left = sorted(directory.glob("data/**/t-*.parquet"))
+    assert len(left) == 6, "what was compacted is still there"
+    done = replay(directory, **given)
+    assert (done.rows, done.files, done.found) == (120, 2, 0)
+    assert Counter(body for _, body in stored(nsqd.address, topic)) == Counter(bodies(0, 120))
+    assert [replay(path, dry_run=True, **given).rows for path in (left[-1], left[-1].parent)] == [20, 20]
+    with pytest.raises(FilesError, match=f"the table of the format {kind} at .* has no files here, as it is now"):
+        replay(left[0], **given)
+    with pytest.raises(FilesError, match=f"a table is a table of the format {kind}: give it, and what is beside it"):
+        replay(tmp_path, **given)
+    if kind == "delta":
+        shutil.copytree(directory, tmp_path / "moved")
+        assert replay(tmp_path / "moved", **given).found == 120
+        delta_table(directory).delete("offset <= 100")
+    else:
+        catalog_of(directory).load_table(TABLE).delete("offset <= 100")
+    assert (replay(directory, **given).rows, len(stored(nsqd.address, topic))) == (20, 120)
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setitem(sys.modules, {"delta": "deltalake", "iceberg": "pyiceberg"}[kind], None)
+        with pytest.raises(
+            SetupError, match=rf"a table is a table of the format {kind}, .*pip install 'flintmq\[{kind}"
+        ):
+            replay(directory, **given)
+
+
+def test_tables_that_their_files_do_not_tell(tmp_path: Path):
+    given: dict[str, Any] = {"nsqd": "127.0.0.1:1", "topic": "t"}
+    with FakeNsqd() as fake:
+        fake.topic("t").append(bodies(0, 20), NOON_NS)
+        for kind in FORMATS:
+            archive(tmp_path / kind, nsqd=fake.address, topic="t", format=kind)
+    with catalog_of(tmp_path / "iceberg").load_table(TABLE).update_schema() as change:
+        change.rename_column("body", "text")
+    with pytest.raises(
+        TableError, match=r"a column was renamed: body, text\): write its rows to Parquet files elsewhere"
+    ):
+        replay(tmp_path / "iceberg", **given)
+    (tmp_path / "iceberg" / CATALOG_FILE).unlink()
+    with pytest.raises(TableError, match="only the catalog of an Iceberg table knows its files, and it is not there"):
+        replay(tmp_path / "iceberg", **given)
+    first = min((tmp_path / "delta" / "_delta_log").glob("*.json"))
+    plain = '"configuration":{}'
+    assert plain in first.read_text()
+    mapped = first.read_text().replace(plain, '"configuration":{"delta.columnMapping.mode":"name"}')
+    first.write_text(mapped.replace('"minReaderVersion":1', '"minReaderVersion":2'))
+    with pytest.raises(TableError, match="delta: "):
+        replay(tmp_path / "delta", **given)
+
+
+def test_nothing_is_published_before_every_file_was_looked_at(nsqd: NsqdProcess, topic: str, tmp_path: Path):
+    given: dict[str, Any] = {"nsqd": nsqd.address, "topic": topic}
+    first = table(tmp_path / "1.parquet", body=["a", "b"], offset=[1, 2], trace_id=[1, 2])
+    bad = tmp_path / "2.parquet"
+    only = {"wanted": Wanted(start_offset=1)}
+    for columns, more, said in (
+        ({"body": [1, 2]}, {}, r"column='body int64' is not allowed; .*2\.parquet: it cannot be the body"),
+        ({"text": ["a"]}, {}, r"column='body' is not allowed; .*2\.parquet has text"),
+        ({"body": ["c"], "trace_id": ["x"]}, {"keep": ["trace_id"]}, r"2\.parquet: it cannot be the trace_id"),
+        ({"body": ["c"], "offset": ["x"]}, only, r"2\.parquet: it has to be whole numbers"),
+        (
+            {"body": ["c"], "offset": ["x"]},
+            {"order_by": ["offset"]},
+            r"2\.parquet: its offset is string, that of .*1\.p",
+        ),
+        ({"body": ["c"], "k": ["x"]}, {"key": "k"}, r"column='k' is not allowed; .*1\.parquet has body"),
+    ):
+        table(bad, **columns)
+        with pytest.raises((FilesError, OptionError), match=said):
+            replay(tmp_path, **given, **more)
+    for content, said in ((b"", "it is no Parquet file"), (b"PAR1" + b"x" * 50 + b"PAR1", "it is no Parquet file")):
+        bad.write_bytes(content)
+        with pytest.raises(FilesError, match=rf"2\.parquet: {said}: .*; restore it, or move it away"):
+            replay(tmp_path, **given)
+    bad.unlink()
+    assert replay(tmp_path, **given).found == 0
+    damaged = table(bad, body=["c" * 1000] * 10, offset=range(10), trace_id=range(10))
+    content = damaged.read_bytes()
+    damaged.write_bytes(b"PAR1" + b"\xff" * 40 + content[44:])
+    with pytest.raises(FilesError, match=r"2\.parquet: it cannot be read: .*; restore it, or move it away"):
+        replay(tmp_path, **given)
+    assert first.exists() and [body for _, body in stored(nsqd.address, topic)] == [b"a", b"b"]
+
+
+def test_too_long_rows_are_dropped_where_the_option_says_so(nsqd: NsqdProcess, topic: str, tmp_path: Path):
+    given: dict[str, Any] = {"nsqd": nsqd.address, "topic": topic, "maxMessageSize": "10", "oversize": "drop"}
+    path = table(tmp_path / "x.parquet", body=["a", "x" * 11, "c"])
+    for found in (0, 2):
+        done = replay(path, **given)
+        assert (done.rows, done.skipped, done.found) == (2, 1, found)
+    assert [body for _, body in stored(nsqd.address, topic)] == [b"a", b"c"]
+    table(path, body=["a", "x" * 11, None])
+    with pytest.raises(FilesError, match=r"row 2: its body is null"):
+        replay(path, **given)
+    table(path, body=["a", "x" * 11, ""])
+    assert replay(path, skip_bad_rows=True, **given).skipped == 2
+
+
+def test_times_of_any_unit_and_trace_ids_without_a_sign(nsqd: NsqdProcess, topic: str, tmp_path: Path):
+    nsqd.post(f"/topic/create?topic={topic}&partition_num=1")
+    given: dict[str, Any] = {"nsqd": nsqd.address, "topic": topic}
+    for unit, per in (("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000), ("ns", 1)):
+        times = [NOON_NS // per + n for n in range(4)]
+        path = table(tmp_path / f"{unit}.parquet", body=list("abcd"), timestamp=pa.array(times, pa.timestamp(unit)))
+        between = Wanted(since_ns=NOON_NS + per, until_ns=NOON_NS + 3 * per)
+        assert replay(path, wanted=between, **given).rows == 2, unit
+        assert replay(path, wanted=Wanted(since_ns=1 << 80), **given).rows == 0, "later than the unit can say"
+    ids = [(1 << 63) + 5, 1, (1 << 64) - 1]
+    path = table(tmp_path / "ids.parquet", body=["x", "y", "z"], trace_id=pa.array(ids, pa.uint64()))
+    done = replay(path, keep=["trace_id"], wanted=Wanted(trace_ids=(ids[0], ids[2])), **given)
+    assert done.rows == 2
+    found = stored(nsqd.address, topic, "trace_id,body")
+    assert [(trace_id % (1 << 64), body) for trace_id, body in found[-2:]] == [(ids[0], b"x"), (ids[2], b"z")]
 
 
 def test_too_much_at_once(nsqd: NsqdProcess, topic: str, archived: Path, monkeypatch):

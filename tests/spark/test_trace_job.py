@@ -146,6 +146,19 @@ def test_a_dry_run_and_a_part_of_the_time(job, traced: Path):
     assert lines[1].split()[0] == "20"
 
 
+def test_an_archive_in_a_table_is_read_as_it_is_now(job, traced: Path, tmp_path: Path):
+    from deltalake import DeltaTable, write_deltalake
+
+    rows = pq.read_table(traced / "events.parquet")
+    for first in range(0, rows.num_rows, 5):
+        write_deltalake(tmp_path / "trace", rows.slice(first, 5), mode="append")
+    DeltaTable(str(tmp_path / "trace")).optimize.compact()
+    assert len(list((tmp_path / "trace").glob("*.parquet"))) > 1, "what was compacted is still there"
+    assert job(f"--path={tmp_path / 'trace'}", "--dry-run") == job(f"--path={traced}", "--dry-run")
+    with pytest.raises(FlintError, match=r"trace in it is a table of the format delta: give it by itself"):
+        job(f"--path={tmp_path}")
+
+
 def test_wrong_words(job, tmp_path: Path):
     pq.write_table(pa.table({"x": [1]}), tmp_path / "x.parquet")
     for words, kind, said in (

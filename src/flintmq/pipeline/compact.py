@@ -25,6 +25,7 @@ import shutil
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -33,7 +34,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flintmq.clock import SystemClock
-from flintmq.errors import UsageError
+from flintmq.errors import FlintError, UsageError
 from flintmq.options import SECOND, Integer, Switch, Text, option
 from flintmq.pipeline.files import (
     ROW_GROUP_BYTES,
@@ -44,6 +45,7 @@ from flintmq.pipeline.files import (
     take,
 )
 from flintmq.pipeline.options import JobOptions, Work
+from flintmq.pipeline.parquet import damaged, read_footer
 from flintmq.pipeline.runner import Runner, run_command
 from flintmq.spark.durable import sync
 from flintmq.spark.lake.opening import require
@@ -183,6 +185,7 @@ class Compactor:
 
         Raises:
             ArchiveError: it cannot be written, or somebody else compacts it.
+        FilesError: a file is damaged; it is named, and its hour is as it was.
         """
         whole = self._directory.resolve()
         lock = take(whole, LOCK, "another compaction works on it")
@@ -195,15 +198,22 @@ class Compactor:
                     break
                 self._compact(hour, workshop / f"{hour.parent.name}-{hour.name}")
                 self._delete_old(GRACE_S)
-            if self._old:
-                threading.Event().wait(GRACE_S)
-            self._delete_old(0)
-            workshop.rmdir()
-        except OSError as error:
+            self._leave(workshop)
+        except (OSError, FlintError) as error:
+            with suppress(OSError):  # what happened first is told
+                self._leave(workshop)
+            if isinstance(error, FlintError):
+                raise
             reason = f"{error}; nothing is lost, run it again when that is mended"
             raise ArchiveError(self._directory, reason) from error
         finally:
             os.close(lock)
+
+    def _leave(self, workshop: Path) -> None:
+        if self._old:
+            threading.Event().wait(GRACE_S)
+        self._delete_old(0)
+        workshop.rmdir()
 
     def _delete_old(self, after_s: float) -> None:
         while self._old and self._clock.monotonic_ns() - self._old[0][0] >= after_s * SECOND:
@@ -213,20 +223,27 @@ class Compactor:
         runs = list(self._runs(hour))
         if not runs:
             return
-        place.mkdir()
-        shutil.copystat(hour, place)
-        for run in runs:
-            self._done.rows += _merge(run, place)
-            self._runner.tell(self._done)
         replaced = {path.name for run in runs for path in run.paths}
-        with changing_names(self._directory):
-            for path in hour.iterdir():
-                if path.name not in replaced:
-                    os.link(path, place / path.name, follow_symlinks=False)
-            sync(place)
-            exchange(place, hour)
-            sync(hour.parent)
-            sync(place.parent)
+        is_exchanged = False
+        try:
+            place.mkdir()
+            shutil.copystat(hour, place)
+            for run in runs:
+                self._done.rows += _merge(run, place)
+                self._runner.tell(self._done)
+            with changing_names(self._directory):
+                for path in hour.iterdir():
+                    if path.name not in replaced:
+                        os.link(path, place / path.name, follow_symlinks=False)
+                sync(place)
+                exchange(place, hour)
+                is_exchanged = True
+                sync(hour.parent)
+                sync(place.parent)
+        except (OSError, FlintError):
+            if not is_exchanged:  # else it is the old one, and whether the new one is durable is not known
+                shutil.rmtree(place, ignore_errors=True)
+            raise
         self._old.append((self._clock.monotonic_ns(), place))
         self._done.before += len(replaced)
         self._done.after += len(runs)
@@ -242,9 +259,9 @@ class Compactor:
         last_rows = 0
         schema: pa.Schema | None = None
         for name, path in sorted(found):
-            metadata = pq.read_metadata(path)
-            own = metadata.schema.to_arrow_schema().remove_metadata()
-            rows = last_rows + metadata.num_rows
+            found_schema, count = read_footer(path)
+            own = found_schema.remove_metadata()
+            rows = last_rows + count
             if (
                 last is not None
                 and name.key == last.name.key
@@ -257,16 +274,16 @@ class Compactor:
                 continue
             if last is not None and len(last.paths) > 1:
                 yield last
-            last, last_rows, schema = Run(name, [path]), metadata.num_rows, own
+            last, last_rows, schema = Run(name, [path]), count, own
         if last is not None and len(last.paths) > 1:
             yield last
 
 
 def _merge(run: Run, place: Path) -> int:
     """Write the rows of files as one, durably; return how many there are."""
-    first = pq.ParquetFile(run.paths[0])
-    schema = first.schema_arrow
-    rows, expected = 0, sum(pq.read_metadata(path).num_rows for path in run.paths)
+    footers = [read_footer(path) for path in run.paths]
+    schema = footers[0][0]
+    rows, expected = 0, sum(count for _, count in footers)
     path = place / str(run.name)
     with pq.ParquetWriter(path, schema, compression="zstd", compression_level=1) as writer:
         for table in _gathered(run.paths):
@@ -283,7 +300,7 @@ def _gathered(paths: Sequence[Path]) -> Iterator[pa.Table]:
     gathered: list[pa.RecordBatch] = []
     size = rows = 0
     for path in paths:
-        for batch in pq.ParquetFile(path).iter_batches(batch_size=READ_ROWS):
+        for batch in _batches(path):
             gathered.append(batch)
             size += batch.nbytes
             rows += batch.num_rows
@@ -293,6 +310,19 @@ def _gathered(paths: Sequence[Path]) -> Iterator[pa.Table]:
                 size = rows = 0
     if gathered:
         yield pa.Table.from_batches(gathered)
+
+
+def _batches(path: Path) -> Iterator[pa.RecordBatch]:
+    """Read a file.
+
+    Raises:
+        FilesError: it is damaged; it is named.
+    """
+    try:
+        with pq.ParquetFile(path) as file:
+            yield from file.iter_batches(batch_size=READ_ROWS)
+    except (OSError, pa.ArrowException) as error:
+        raise damaged(path, "cannot be read", error) from error
 
 
 def exchange(one: Path, other: Path) -> None:

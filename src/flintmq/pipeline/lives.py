@@ -166,14 +166,17 @@ def read_events(
     """Read the events of a trace, from its topic or from an archive of it.
 
     Args:
-        path: of the archive; without it the topic is read.
+        path: of the archive, also one in a table; without it the topic is read.
         options: of format nsq for reading; ``topic`` is ``nsqd_trace`` unless it is given.
 
     Returns:
         A row for each event, with the fields of docs/tracing.md; rows with ``is_event`` false are something else.
+
+    Raises:
+        FlintError: the archive is a table that cannot be read by its files, or its rows have no body.
     """
     if path:
-        rows = spark.read.parquet(str(path))
+        rows = spark.read.parquet(*_files(str(path)))
         if since_ns is not None:
             rows = rows.where(f"timestamp >= timestamp_micros({since_ns // 1000})")
     else:
@@ -195,6 +198,27 @@ def read_events(
     if until_ns is not None:
         bounds.append(f"timestamp < {until_ns}")
     return events.where(f"NOT is_event OR ({' AND '.join(bounds)})") if bounds else events
+
+
+def _files(path: str) -> list[str]:
+    """Return what Spark is to read of an archive: of a table its files alone, not what it has left behind.
+
+    Raises:
+        FlintError: it is in a table whose files cannot be told, or has tables below it.
+    """
+    from flintmq.pipeline.parquet import Wanted, find_files
+    from flintmq.spark.lake.table import table_around, table_at
+
+    name = path.removeprefix("file://")
+    local = Path(name)
+    if "://" in name or not local.exists():
+        return [path]  # Spark knows whether it is there
+    if table_around(local.resolve()) is not None:
+        return [str(each) for each in find_files(local, Wanted())]
+    for below in {above for each in local.glob("**/*.parquet") for above in each.relative_to(local).parents}:
+        if (table := table_at(local / below)) is not None:
+            raise FlintError(f"{path}: {table[0]} in it is a table of the format {table[1]}: give it by itself")
+    return [path]
 
 
 def quality(events: DataFrame) -> Quality:

@@ -22,10 +22,13 @@ import pyarrow.parquet as pq
 
 from flintmq.errors import FlintError, OptionError
 from flintmq.pipeline.files import FileName
+from flintmq.spark.lake.opening import current_files
+from flintmq.spark.lake.table import table_around, table_at
 
 BATCH_ROWS = 10_000
 FILES_MAX = 100_000
 _HOUR = re.compile(r"dt=(\d{4}-\d{2}-\d{2})/hour=(\d{2})")
+_NS_PER = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 ARGUMENT = "argument"
 
 
@@ -44,6 +47,11 @@ class FilesError(FlintError):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}"
+
+
+def damaged(path: Path, what: str, error: Exception) -> FilesError:
+    """Return what to raise for a file in which Arrow finds an error; it tells of some in several lines."""
+    return FilesError(path, f"it {what}: {' '.join(str(error).split())}; restore it, or move it away")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,10 +110,12 @@ class Wanted:
         """Return which rows are wanted; None for all."""
         tests = []
         if self.since_ns is not None or self.until_ns is not None:
-            times = rows.column("timestamp").cast(pa.timestamp("us", tz="UTC"))
+            column = rows.column("timestamp")
+            times = column.cast(pa.int64())  # in the column's own unit, so that nothing is cut off or too large
             for bound, compare in ((self.since_ns, pc.greater_equal), (self.until_ns, pc.less)):
                 if bound is not None:  # a time in us is before one in ns exactly when it is before that rounded up
-                    tests.append(compare(times, pa.scalar(-(-bound // 1000), pa.timestamp("us", tz="UTC"))))
+                    least = -(-bound // _NS_PER[column.type.unit])
+                    tests.append(compare(times, pa.scalar(min(max(least, -(1 << 63)), (1 << 63) - 1), pa.int64())))
         if self.start_offset is not None:
             tests.append(pc.greater_equal(rows.column("offset"), self.start_offset))
         if self.end_offset is not None:
@@ -116,7 +126,7 @@ class Wanted:
             tests.append(pc.is_in(rows.column("partition").cast(pa.int64()), pa.array(self.partitions, pa.int64())))
         if self.trace_ids:
             signed = [each - (1 << 64) if each >= 1 << 63 else each for each in self.trace_ids]
-            tests.append(pc.is_in(rows.column("trace_id").cast(pa.int64()), pa.array(signed, pa.int64())))
+            tests.append(pc.is_in(as_signed(rows.column("trace_id")), pa.array(signed, pa.int64())))
         if not tests:
             return None
         mask = tests[0]
@@ -154,21 +164,55 @@ class Rows:
 def find_files(path: Path, wanted: Wanted) -> list[Path]:
     """Return the Parquet files that can have wanted rows, by hour, topic, partition and offset, else by name.
 
+    Of a table of Delta or Iceberg they are those of its latest version, as far as they are in ``path``.
+
     Raises:
         FilesError: there is none at all, or more than anybody means.
+        TableError: it is in a table whose files cannot be told, or has tables below it.
+        SetupError: the library for a table is missing.
     """
-    if path.is_file():
+    whole = path.resolve()
+    if (table := table_around(whole)) is not None:
+        found = [path / each.relative_to(whole) for each in _files_of(*table) if each.is_relative_to(whole)]
+        if not found:
+            raise FilesError(path, f"the table of the format {table[1]} at {table[0]} has no files here, as it is now")
+    elif path.is_file():
         return [path]
-    found = []
-    for each in path.glob("**/*.parquet"):
-        if any(part.startswith((".", "_")) for part in each.relative_to(path).parts):
-            continue  # staged, or bookkeeping
-        found.append(each)
-        if len(found) > FILES_MAX:
-            raise FilesError(path, f"more than {FILES_MAX} files; name a directory below it")
+    else:
+        found = []
+        for each in path.glob("**/*.parquet"):
+            if any(part.startswith((".", "_")) for part in each.relative_to(path).parts):
+                continue  # staged, or bookkeeping
+            found.append(each)
+            if len(found) > FILES_MAX:
+                raise FilesError(path, f"more than {FILES_MAX} files; name a directory below it")
+        for parent in {above for each in found for above in each.relative_to(path).parents}:
+            if (below := table_at(path / parent)) is not None:
+                reason = f"{below[0]} is a table of the format {below[1]}: give it, and what is beside it, one by one"
+                raise FilesError(path, reason)
     if not found:
         raise FilesError(path, "there are no Parquet files (*.parquet)")
     return [each for each in sorted(found) if wanted.may_be_in(each)]
+
+
+def _files_of(directory: Path, kind: str) -> list[Path]:
+    files = current_files(kind, directory)
+    if len(files) > FILES_MAX:
+        raise FilesError(directory, f"more than {FILES_MAX} files; name a directory below it, or compact it")
+    return files
+
+
+def read_footer(path: Path) -> tuple[pa.Schema, int]:
+    """Read the schema of a file, and how many rows it has.
+
+    Raises:
+        FilesError: it is no Parquet.
+    """
+    try:
+        metadata = pq.read_metadata(path)
+        return metadata.schema.to_arrow_schema(), metadata.num_rows
+    except (OSError, pa.ArrowException) as error:
+        raise damaged(path, "is no Parquet file", error) from error
 
 
 def check_columns(path: Path, needed: Sequence[str]) -> pa.Schema:
@@ -178,14 +222,37 @@ def check_columns(path: Path, needed: Sequence[str]) -> pa.Schema:
         OptionError: a column is not there.
         FilesError: it is no Parquet.
     """
-    try:
-        schema: pa.Schema = pq.read_schema(path)
-    except (OSError, pa.ArrowException) as error:
-        raise FilesError(path, f"it is no Parquet file: {error}") from error
+    schema, _ = read_footer(path)
     for name in needed:
         if name not in schema.names:
             raise OptionError("column", name, f"{path} has {', '.join(schema.names)}", ARGUMENT)
     return schema
+
+
+def check_wanted(path: Path, schema: pa.Schema, wanted: Wanted) -> None:
+    """See that a file can be asked which of its rows are wanted.
+
+    Raises:
+        OptionError: a column for that is not there, or of another type.
+    """
+    for name in wanted.columns:
+        if name not in schema.names:
+            raise OptionError("column", name, f"{path} has {', '.join(schema.names)}", ARGUMENT)
+        kind = schema.field(name).type
+        if name == "timestamp":
+            allowed, is_allowed = "a timestamp", pa.types.is_timestamp(kind)
+        elif name == "topic":
+            inner = kind.value_type if pa.types.is_dictionary(kind) else kind
+            allowed, is_allowed = "text", pa.types.is_string(inner) or pa.types.is_large_string(inner)
+        else:
+            allowed, is_allowed = "whole numbers", pa.types.is_integer(kind)
+        if not is_allowed:
+            raise OptionError("column", f"{name} {kind}", f"{path}: it has to be {allowed}", ARGUMENT)
+
+
+def as_signed(numbers: pa.Array) -> pa.Array:
+    """Return trace ids as messages have them: the upper half of those without a sign is negative."""
+    return numbers.view(pa.int64()) if pa.types.is_uint64(numbers.type) else numbers.cast(pa.int64())
 
 
 def read_rows(path: Path, columns: Sequence[str], wanted: Wanted) -> Iterator[Rows]:
@@ -199,10 +266,7 @@ def read_rows(path: Path, columns: Sequence[str], wanted: Wanted) -> Iterator[Ro
         OptionError: a column is not there.
     """
     needed = list(dict.fromkeys([*columns, *wanted.columns]))
-    schema = check_columns(path, needed)
-    if "timestamp" in wanted.columns and not pa.types.is_timestamp(schema.field("timestamp").type):
-        kind = schema.field("timestamp").type
-        raise OptionError("column", f"timestamp {kind}", f"{path}: it has to be a timestamp", ARGUMENT)
+    check_wanted(path, check_columns(path, needed), wanted)
     try:
         with pq.ParquetFile(path) as file:
             first = 0
@@ -215,4 +279,4 @@ def read_rows(path: Path, columns: Sequence[str], wanted: Wanted) -> Iterator[Ro
                 if batch.num_rows:
                     yield Rows(path, batch, numbers)
     except (OSError, pa.ArrowException) as error:
-        raise FilesError(path, f"it cannot be read: {error}") from error
+        raise damaged(path, "cannot be read", error) from error

@@ -1,11 +1,12 @@
 """``flintmq pipeline replay``: Parquet files to a topic, once, as quickly as wanted.
 
 A *piece* is a file, or with ``order_by`` the files of one hour. Its name is made of the write id, of everything that
-decides which rows it has in which order, and of the files' names and sizes; nsqd knows each row of a piece by its
-number, so a replay that is run again goes on where it was, whatever ended it (docs/idempotent.md).
+decides which rows it has in which order, and of the files' places below the path and their content; nsqd knows each
+row of a piece by its number, so a replay that is run again goes on where it was, whatever ended it
+(docs/idempotent.md).
 
-The rules of this file: pieces and their rows come in an order that follows from the files; a row that cannot be
-published is named; no Spark is started.
+The rules of this file: pieces and their rows come in an order that follows from the files; nothing is published before
+every file was looked at; a file or a row that cannot be published is named; no Spark is started.
 
 Source: docs/decisions/0033.
 """
@@ -29,11 +30,31 @@ from flintmq.message import HEADERS_SIZE_MAX
 from flintmq.options import SECOND, Choice, Integer, Items, Switch, Text, option
 from flintmq.pipeline.files import FileName
 from flintmq.pipeline.options import JobOptions, LinkFlags, TopicFlags, Work
-from flintmq.pipeline.parquet import ARGUMENT, FilesError, Rows, Wanted, check_columns, find_files, read_rows
+from flintmq.pipeline.parquet import (
+    ARGUMENT,
+    FilesError,
+    Rows,
+    Wanted,
+    as_signed,
+    check_wanted,
+    find_files,
+    read_footer,
+    read_rows,
+)
 from flintmq.pipeline.runner import Runner, run_command
 from flintmq.spark.identity import NAME_SIZE_MAX, TaskIdentity
+from flintmq.spark.lake.table import table_around
 from flintmq.spark.options import AT_LEAST_ONCE, SinkOptions, parse_timestamp_ns
 
+_WHOLE = ("int", "bigint")
+_KINDS = {
+    "body": ("string", "binary"),
+    "key": ("string", "binary", *_WHOLE),
+    "partition": _WHOLE,
+    "trace_id": _WHOLE,
+    "headers": ("map<string,string>", "string"),
+}
+"""The parts of a message, and Spark's names of the types of each."""
 PIECES_MAX = 3_900  # nsqd remembers 4,000 producers of sinks for each partition
 SORTED_BYTES_MAX = 1 << 30
 KEPT = ("partition", "trace_id", "headers")
@@ -111,7 +132,6 @@ class Replayed(Work):
 @dataclass(frozen=True, slots=True)
 class _Piece:
     files: tuple[Path, ...]
-    name: str
 
 
 def replay(
@@ -189,10 +209,12 @@ class _Job:
         self._done = Replayed()
         self._paced_from_ns = clock.monotonic_ns()
         self._paced = 0
+        self._is_the_only = bool(sink.write_id) or table_around(path.resolve()) is not None  # with such files
         files = find_files(path, wanted)
         self._done.files = len(files)
-        for file in files[:1]:
-            check_columns(file, self._columns)
+        self._row_count = 0  # that there may be, for whoever waits
+        self._types = {"body": "binary"}
+        self._look_at(files)
         self._pieces = self._cut(files)
         if len(self._pieces) > PIECES_MAX and sink.delivery != AT_LEAST_ONCE:
             raise FilesError(
@@ -211,28 +233,78 @@ class _Job:
         for file in files:
             is_ours = FileName.parse(file.name) is not None
             groups.setdefault(file if not self._order_by else file.parent if is_ours else self._path, []).append(file)
-        return [_Piece(tuple(group), self._name(group)) for group in groups.values()]
+        return [_Piece(tuple(group)) for group in groups.values()]
+
+    def _look_at(self, files: Sequence[Path]) -> None:
+        """See that messages can be made of each file, and with ``order_by`` that all can be sorted together.
+
+        Raises:
+            FilesError: one is no Parquet, or differs too much from the first; it is named.
+            OptionError: one has not the columns that are needed.
+        """
+        from flintmq.spark.sink import check_columns as check_message
+
+        first: tuple[Path, list[pa.DataType]] | None = None
+        seen: list[dict[str, str]] = []
+        for file in files:
+            schema, count = read_footer(file)
+            self._row_count += count
+            for name in self._columns:
+                if name not in schema.names:
+                    raise OptionError("column", name, f"{file} has {', '.join(schema.names)}", ARGUMENT)
+            check_wanted(file, schema, self._wanted)
+            kinds = [schema.field(name).type for name in self._columns]
+            first = first or (file, kinds)
+            for name, kind, other in zip(self._columns, kinds, first[1], strict=True):
+                if self._order_by and kind != other:
+                    raise FilesError(file, f"its {name} is {kind}, that of {first[0]} is {other}: sort them apart")
+            types = self._message_types(file, schema)
+            if types not in seen:
+                try:
+                    check_message(self._sink, _struct(types))
+                except OptionError as error:
+                    if not seen:
+                        raise
+                    raise FilesError(file, str(error)) from error
+                seen.append(types)
+        if seen:
+            self._types = seen[0]
 
     def _name(self, files: Sequence[Path]) -> str:
-        """Name everything that decides which rows there are in which order."""
-        sizes = [(file.name, file.stat().st_size) for file in files]
-        limits = (self._skips, self._sink.max_message_size)
-        said = (sizes, self._wanted, self._body, self._key, self._keep, self._order_by, limits)
+        """Name everything that decides which rows there are in which order.
+
+        A file is named by its place below the path, and by its content: others may have its name, its size or both.
+
+        Raises:
+            FilesError: one cannot be read.
+        """
+        told = []
+        for file in files:
+            try:
+                with file.open("rb") as content:
+                    digest = hashlib.file_digest(content, "sha256").hexdigest()
+            except OSError as error:
+                raise FilesError(file, f"it cannot be read: {error}") from error
+            below = file.name if file == self._path else file.relative_to(self._path).as_posix()
+            # no other log, or table, has the names of an archive, so it may be moved; two exports of somebody may well
+            # have files of the same name with the same rows
+            is_the_only = self._is_the_only or FileName.parse(file.name) is not None
+            told.append(("" if is_the_only else str(self._path.resolve()), below, digest))
+        limits = (self._skips, self._sink.max_message_size, self._sink.oversize)
+        said = (told, self._wanted, self._body, self._key, self._keep, self._order_by, limits)
         return hashlib.sha256(repr(said).encode()).hexdigest()
 
     def _identity(self, piece: _Piece) -> TaskIdentity:
-        name = self._sink.write_id
-        if not name:
-            said = f"{self._path.resolve()} {self._sink.topic}"
-            name = f"replay-{hashlib.sha256(said.encode()).hexdigest()}"[:NAME_SIZE_MAX]
-        return TaskIdentity(name, 0, int(piece.name, 16) % _TASKS)
+        digest = self._name(piece.files)
+        name = self._sink.write_id or f"replay-{digest}"[:NAME_SIZE_MAX]
+        return TaskIdentity(name, 0, int(digest, 16) % _TASKS)
 
     def run(self) -> Replayed:
         from flintmq.spark.sink import Published, RowWriter
 
-        writer = RowWriter(replace(self._sink, write_id=""), _struct(self._message_types()), is_numbered=True)
+        writer = RowWriter(replace(self._sink, write_id=""), _struct(self._types), is_numbered=True)
         done = self._done
-        done.lag = self._count()
+        done.lag = self._row_count
         for number, piece in enumerate(self._pieces):
             done.batch = number
             published = Published()
@@ -249,10 +321,8 @@ class _Job:
 
     def plan(self) -> Replayed:
         from flintmq.spark.placing import Placing
-        from flintmq.spark.sink import check_columns as check_message
         from flintmq.spark.sink import partitions_of
 
-        check_message(self._sink, _struct(self._message_types()))
         done = self._done
         for piece in self._pieces:
             identity = self._identity(piece)
@@ -278,28 +348,18 @@ class _Job:
         done.is_whole = True
         return done
 
-    def _count(self) -> int:
-        """Return how many rows there may be, for whoever waits."""
-        import pyarrow.parquet as pq
-
-        return sum(pq.read_metadata(file).num_rows for piece in self._pieces for file in piece.files)
-
-    def _message_types(self) -> dict[str, str]:
+    def _message_types(self, file: Path, schema: pa.Schema) -> dict[str, str]:
         """Return the columns of the messages with Spark's names of their types.
 
         Raises:
             OptionError: a column has a type that messages cannot have.
         """
-        if not self._pieces:
-            return {"body": "binary"}
-        file = self._pieces[0].files[0]
-        schema = check_columns(file, self._columns)
         found = {}
         for name, column in {"body": self._body, "key": self._key, **{each: each for each in self._keep}}.items():
             if column:
                 kind = schema.field(column).type
                 spark = _spark_type(kind)
-                if not spark:
+                if spark not in _KINDS[name]:
                     raise OptionError("column", f"{column} {kind}", f"{file}: it cannot be the {name}", ARGUMENT)
                 found[name] = spark
         return found
@@ -350,7 +410,7 @@ class _Job:
                 yield self._messages(batch)
 
     def _read(self, file: Path) -> Iterator[Rows]:
-        schema = check_columns(file, self._columns)
+        schema, _ = read_footer(file)
         named = [name for name in ("topic", "partition", "offset") if name in schema.names]
         name = FileName.parse(file.name)
         for rows in read_rows(file, [*self._columns, *named], self._wanted):
@@ -370,10 +430,11 @@ class _Job:
         sizes = pc.fill_null(pc.binary_length(bodies), 0).cast(pa.int64())
         limit = self._sink.max_message_size
         is_good = pc.and_(pc.greater(sizes, 0), pc.less_equal(sizes, limit))
-        bad = pc.index(is_good, pa.scalar(False)).as_py()
-        if bad < 0:
+        if pc.all(is_good).as_py():
             return rows.batch
-        if not self._skips:
+        is_allowed = is_good if self._sink.oversize == "fail" else pc.greater(sizes, 0)  # to be there; else it ends all
+        bad = -1 if self._skips else pc.index(is_allowed, pa.scalar(False)).as_py()
+        if bad >= 0:
             size = sizes[bad].as_py()
             what = "is null" if bodies[bad].as_py() is None else f"has {size} bytes, a message has 1 to {limit}"
             raise FilesError(Path(rows.place(bad)), f"its {self._body} {what}; leave such rows out (--bad-rows=skip)")
@@ -391,7 +452,7 @@ class _Job:
                 longest = pc.max(pc.binary_length(column)).as_py() or 0
                 if longest > HEADERS_SIZE_MAX:
                     raise OptionError("headers", longest, f"at most {HEADERS_SIZE_MAX} bytes", ARGUMENT)
-            columns[name] = column
+            columns[name] = as_signed(column) if name == "trace_id" else column
         return pa.RecordBatch.from_pydict(columns)
 
 

@@ -149,7 +149,7 @@ class NsqReader(DataSourceReader):
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """What a user gave as one side of the ranges: a number, or a time in ns, for those logs that have one."""
+    """One side of the ranges, as a user gave it: a number, or a time in ns, for those logs that have one."""
 
     option: str
     at: Mapping[PartitionKey, int]

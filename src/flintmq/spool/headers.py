@@ -27,7 +27,7 @@ from flintmq.spark.options import LinkOptions
 from flintmq.wire import commands
 
 NOBODY = "flintmq.spool:nobody"
-"""How the id of no producer begins: only what holds of the topic is wanted."""
+"""A prefix that no producer has: only the answer about the topic is wanted."""
 
 
 class Said(Enum):

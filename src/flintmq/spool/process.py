@@ -59,7 +59,7 @@ FRAME_SIZE_MAX = BATCH_SIZE_MAX - (1 << 20)
 SETTINGS_SIZE_MAX = 1 << 20
 STATE_INTERVAL_S = 0.5
 HEARD_S = 5.0
-"""How long who started a spool may take to hear that it ends by itself; until then it can be asked."""
+"""The time that who started a spool has to hear that it ends by itself; until then it can be asked."""
 ASK_AGAIN_S = 2.0
 """Between two questions to an nsqd that is away, whether a topic has headers there."""
 QUIET_S = 1.0

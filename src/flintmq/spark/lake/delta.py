@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,8 +22,10 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 
-from flintmq.spark.lake.table import Compacted, DataFile, Mark, TableError, check_marks
+from flintmq.spark.lake.table import Compacted, DataFile, Mark, TableError, check_marks, local_file, one_line
 
+FAILURES = (DeltaError, OSError)
+PLAIN_FEATURES = {"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck", "deletionVectors", "columnMapping"}
 STATISTICS_TEXT_MAX = 64  # characters; longer values would have to be cut, and rounded up
 
 
@@ -36,8 +39,8 @@ class DeltaLakeTable:
             self._table = DeltaTable.create(
                 str(directory), whole, mode="ignore", partition_by=[partition] if partition else None
             )
-        except (DeltaError, OSError) as error:
-            raise TableError(directory, f"it cannot be made or opened: {error}") from error
+        except FAILURES as error:
+            raise TableError(directory, f"it cannot be made or opened: {one_line(error)}") from error
         have = {field.name: field.type for field in self._table.schema().fields}
         for field in Schema.from_arrow(whole).fields:
             if have.get(field.name) != field.type:
@@ -58,14 +61,39 @@ class DeltaLakeTable:
         table.directory = directory
         try:
             table._table = DeltaTable(str(directory))
-        except (DeltaError, OSError) as error:
-            raise TableError(directory, f"it cannot be opened: {error}") from error
+        except FAILURES as error:
+            raise TableError(directory, f"it cannot be opened: {one_line(error)}") from error
         return table
 
     def marks(self, names: Iterable[str]) -> dict[str, int]:
         self._table.update_incremental()
         found = {name: self._table.transaction_version(name) for name in names}
         return {name: version for name, version in found.items() if version is not None}
+
+    def files(self) -> list[Path]:
+        """Return the Parquet files of the latest version.
+
+        Raises:
+            TableError: it cannot be read, or needs more than its files' own rows and columns.
+        """
+        table = self._table
+        try:
+            features = set(table.protocol().reader_features or ())
+            has_deleted = "deletionVectors" in features and any(batch.num_rows for batch in table.deletion_vectors())
+            mapping = table.metadata().configuration.get("delta.columnMapping.mode", "none")
+            paths = pa.table(table.get_add_actions())["path"].to_pylist()
+        except FAILURES as error:
+            raise TableError(self.directory, f"it cannot be read: {one_line(error)}") from error
+        needed = sorted(features - PLAIN_FEATURES)
+        if has_deleted:
+            needed.append("deletionVectors: files have rows that were deleted")
+        if mapping != "none":
+            needed.append("columnMapping: files have other names of columns")
+        if needed:
+            what = f"its files alone do not say what is in it ({', '.join(needed)})"
+            raise TableError(self.directory, f"{what}: write its rows to Parquet files elsewhere, and give those")
+        # the log has names below the directory, escaped, and those of files elsewhere as they are
+        return [local_file(self.directory, p if ":/" in p else str(self.directory / unquote(p))) for p in paths]
 
     def add(self, files: Sequence[DataFile], marks: Mapping[str, Mark]) -> None:
         check_marks(self.directory, marks, self.marks(marks))
@@ -78,12 +106,12 @@ class DeltaLakeTable:
                 self._table.metadata().partition_columns,
                 commit_properties=CommitProperties(app_transactions=moved),
             )
-        except DeltaError as error:
+        except FAILURES as error:
             found = self.marks(marks)
             if all(found.get(name) == mark.after for name, mark in marks.items()):
                 return  # it was said to have failed, and has not
             check_marks(self.directory, marks, found)
-            raise TableError(self.directory, f"it cannot be written: {error}", is_unchanged=True) from error
+            raise TableError(self.directory, f"it cannot be written: {one_line(error)}", is_unchanged=True) from error
 
     def compact(self) -> Compacted:
         """Make few files of small ones, by size: 100 MiB, or what the table's ``delta.targetFileSize`` says.
@@ -94,8 +122,8 @@ class DeltaLakeTable:
         try:
             self._table.update_incremental()
             done = self._table.optimize.compact()
-        except DeltaError as error:
-            raise TableError(self.directory, f"it cannot be compacted: {error}") from error
+        except FAILURES as error:
+            raise TableError(self.directory, f"it cannot be compacted: {one_line(error)}") from error
         return Compacted(int(done["numFilesRemoved"]), int(done["numFilesAdded"]))
 
     def vacuum(self) -> int:
@@ -107,8 +135,10 @@ class DeltaLakeTable:
         try:
             self._table.update_incremental()
             return len(self._table.vacuum(dry_run=False, full=True))
-        except DeltaError as error:
-            raise TableError(self.directory, f"what is no longer needed cannot be deleted: {error}") from error
+        except FAILURES as error:
+            raise TableError(
+                self.directory, f"what is no longer needed cannot be deleted: {one_line(error)}"
+            ) from error
 
     def _action(self, file: DataFile) -> AddAction:
         path = self.directory / file.path

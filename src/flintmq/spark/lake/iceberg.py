@@ -8,7 +8,8 @@ Source: docs/decisions/0034.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,13 +20,24 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import ArrowScan, parquet_file_to_data_file
+from pyiceberg.manifest import FileFormat
 from pyiceberg.table import Table as CatalogTable
 from pyiceberg.table import TableProperties
 from pyiceberg.transforms import DayTransform
 from sqlalchemy.exc import SQLAlchemyError
 
 from flintmq.spark.durable import sync
-from flintmq.spark.lake.table import CATALOG_FILE, Compacted, DataFile, Mark, TableError, check_marks, unused
+from flintmq.spark.lake.table import (
+    CATALOG_FILE,
+    Compacted,
+    DataFile,
+    Mark,
+    TableError,
+    check_marks,
+    local_file,
+    one_line,
+    unused,
+)
 
 if TYPE_CHECKING:
     from pyiceberg.table import FileScanTask
@@ -81,6 +93,24 @@ class IcebergTable:
             raise TableError(directory, f"it has no column {', '.join(missing)}; leave them out, or add them to it")
         return table
 
+    @classmethod
+    def lying_in(cls, directory: Path, catalog: Catalog) -> Self:
+        """Open the table of a catalog that lies in a directory, whatever its name is.
+
+        Args:
+            directory: without symbolic links.
+
+        Raises:
+            TableError: none does, or the catalog cannot be read.
+        """
+        try:
+            for name in _names(catalog):
+                if catalog.load_table(name).location().removeprefix("file://").rstrip("/") == str(directory):
+                    return cls(directory, catalog, name)
+        except FAILURES as error:
+            raise TableError(directory, f"its catalog cannot be read: {error}") from error
+        raise TableError(directory, "no table of its catalog lies there; was the directory moved? Move it back")
+
     def _make(self, schema: pa.Schema, day_of: str) -> None:
         catalog, name = self._catalog, self._name
         if catalog.table_exists(name):
@@ -109,6 +139,32 @@ class IcebergTable:
             raise TableError(self.directory, f"{self._name} lies in {table.location()}; give that directory")
         table.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"  # of this object alone
         return table
+
+    def files(self) -> list[Path]:
+        """Return the Parquet files of the current snapshot.
+
+        Raises:
+            TableError: it cannot be read, or needs more than its files' own rows and columns.
+        """
+        table = self.load()
+        try:
+            tasks = list(table.scan().plan_files())
+            names: dict[int, set[str]] = {}
+            for schema in table.schemas().values():
+                for field in schema.fields:
+                    names.setdefault(field.field_id, set()).add(field.name)
+        except FAILURES as error:
+            raise TableError(self.directory, f"it cannot be read: {error}") from error
+        needed = []
+        if any(task.delete_files for task in tasks):
+            needed.append("files have rows that were deleted")
+        if any(task.file.file_format != FileFormat.PARQUET for task in tasks):
+            needed.append("some are no Parquet files")
+        needed += [f"a column was renamed: {', '.join(sorted(each))}" for each in names.values() if len(each) > 1]
+        if needed:
+            what = f"its files alone do not say what is in it ({', '.join(needed)})"
+            raise TableError(self.directory, f"{what}: write its rows to Parquet files elsewhere, and give those")
+        return [local_file(self.directory, task.file.file_path) for task in tasks]
 
     def marks(self, names: Iterable[str]) -> dict[str, int]:
         return _marks(self.load(), names)
@@ -147,10 +203,14 @@ class IcebergTable:
             TableError: the table cannot be written, or others change it all the time.
         """
         before = after = 0
-        for group in self._small(rows_max):
-            if self._rewrite(group):
-                before += len(group)
-                after += 1
+        try:
+            for group in self._small(rows_max):
+                if self._rewrite(group):
+                    before += len(group)
+                    after += 1
+        except (*FAILURES, pa.ArrowException) as error:
+            reason = f"it cannot be compacted: {one_line(error)}; nothing is lost, run it again when that is mended"
+            raise TableError(self.directory, reason) from error
         return Compacted(before, after)
 
     def _small(self, rows_max: int) -> list[list[FileScanTask]]:
@@ -190,19 +250,36 @@ class IcebergTable:
         return is_done
 
     def _write(self, table: CatalogTable, group: Sequence[FileScanTask], path: Path) -> int:
-        scan = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue())
         rows = 0
         # Iceberg's own types are the large ones; the file has those that the others have
-        schema = pq.read_schema(group[0].file.file_path.removeprefix("file://"))
+        with self._reading(group[0]):
+            schema = pq.read_schema(group[0].file.file_path.removeprefix("file://"))
         with pq.ParquetWriter(path, schema, compression="zstd", compression_level=1) as writer:
             for task in group:
-                for batch in scan.to_record_batches([task]):
+                for batch in self._batches(table, task):
                     rows += batch.num_rows
                     found = pa.Table.from_batches([batch]).select(schema.names).cast(schema)
                     writer.write_table(found, row_group_size=ROW_GROUP_ROWS)
         sync(path)
         sync(path.parent)
         return rows
+
+    def _batches(self, table: CatalogTable, task: FileScanTask) -> Iterator[pa.RecordBatch]:
+        batches = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue()).to_record_batches([task])
+        while True:
+            with self._reading(task):  # not around the yield: whoever takes it writes
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
+
+    @contextmanager
+    def _reading(self, task: FileScanTask) -> Iterator[None]:
+        try:
+            yield
+        except (*FAILURES, pa.ArrowException) as error:
+            what = f"its file {task.file.file_path} cannot be read: {one_line(error)}"
+            raise TableError(self.directory, f"{what}; nothing was changed, restore that file") from error
 
     def _replace(self, group: Sequence[FileScanTask], path: Path) -> bool:
         error: Exception | None = None
@@ -231,6 +308,16 @@ class IcebergTable:
 def _address(path: Path) -> str:
     """Return the address of a file as PyIceberg reads it: nothing is escaped."""
     return f"file://{path.resolve()}"
+
+
+def _names(catalog: Catalog) -> Iterator[str]:
+    """Name the tables of a catalog."""
+    spaces = list(catalog.list_namespaces())
+    while spaces:
+        space = spaces.pop()
+        spaces += catalog.list_namespaces(space)
+        for name in catalog.list_tables(space):
+            yield ".".join(name)
 
 
 def _marks(table: CatalogTable, names: Iterable[str]) -> dict[str, int]:

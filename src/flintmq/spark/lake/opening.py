@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flintmq.spark.errors import SetupError
-from flintmq.spark.lake.table import DELTA, ICEBERG, TABLE, Table, TableError, check_kind
+from flintmq.spark.lake.table import CATALOG_FILE, DELTA, ICEBERG, TABLE, Table, TableError, check_kind
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,8 +55,37 @@ def open_table(
     return IcebergTable.open(directory, open_catalog(directory, catalog), name, schema, day_of)
 
 
-def require(kind: str) -> None:
+def current_files(kind: str, directory: Path) -> list[Path]:
+    """Return the Parquet files that have the rows of a table as it is now, all of them and no others.
+
+    Args:
+        directory: of the table, without symbolic links.
+
+    Raises:
+        TableError: it cannot be read, or its rows are not just those of its files.
+        SetupError: the library for it is missing.
+    """
+    require(kind, directory)
+    if kind == DELTA:
+        from flintmq.spark.lake.delta import DeltaLakeTable
+
+        return DeltaLakeTable.existing(directory).files()
+    if not (directory / CATALOG_FILE).exists():
+        raise TableError(
+            directory,
+            f"only the catalog of an Iceberg table knows its files, and it is not there ({CATALOG_FILE}): write the "
+            "rows to Parquet files elsewhere, with Spark or PyIceberg, and give those",
+        )
+    from flintmq.spark.lake.iceberg import IcebergTable, open_catalog
+
+    return IcebergTable.lying_in(directory, open_catalog(directory)).files()
+
+
+def require(kind: str, directory: Path | None = None) -> None:
     """See that the library for a format is there.
+
+    Args:
+        directory: of the table that it is needed for, if the user has not named the format.
 
     Raises:
         SetupError: it is not.
@@ -65,4 +94,5 @@ def require(kind: str) -> None:
     try:
         importlib.import_module(package)
     except ImportError as error:
-        raise SetupError(f"the Python package {package} is missing", f"pip install 'flintmq[{kind}]'") from error
+        why = f"{directory} is a table of the format {kind}, and " if directory else ""
+        raise SetupError(f"{why}the Python package {package} is missing", f"pip install 'flintmq[{kind}]'") from error

@@ -10,6 +10,7 @@ Source: docs/decisions/0034.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -96,6 +97,20 @@ def kind_of(directory: Path) -> str | None:
     return PARQUET if next(directory.glob("dt=*"), None) is not None else None
 
 
+def table_around(path: Path) -> tuple[Path, str] | None:
+    """Return the table of Delta or Iceberg that a path is, or lies in, and its format; None for any other path."""
+    return next((table for directory in (path, *path.parents) if (table := table_at(directory)) is not None), None)
+
+
+def table_at(directory: Path) -> tuple[Path, str] | None:
+    """Return a directory with its format if it is a table of Delta or Iceberg."""
+    if os.path.isdir(directory / "_delta_log"):  # of a parent that may not be looked into there is no error
+        return directory, DELTA
+    if next((directory / "metadata").glob("*.metadata.json"), None) is not None:
+        return directory, ICEBERG
+    return None
+
+
 def check_kind(directory: Path, wanted: str) -> None:
     """See that a directory is not of another format.
 
@@ -119,6 +134,23 @@ def check_marks(place: Path, marks: Mapping[str, Mark], found: Mapping[str, int]
                 f"{name} is at {found.get(name)}, not at {mark.before}: somebody else writes the same to it; stop one"
             )
             raise TableError(place, what, is_unchanged=True)
+
+
+def local_file(directory: Path, address: str) -> Path:
+    """Return the place of a file by the address that a table has of it, in which nothing is escaped.
+
+    Raises:
+        TableError: it lies outside of the table's directory, or is not there.
+    """
+    path = Path(f"/{address.removeprefix('file:').lstrip('/')}" if address.startswith("file:") else address)
+    if path.is_relative_to(directory) and path.is_file():
+        return path
+    raise TableError(directory, f"its file {address} is not in that directory: restore it")
+
+
+def one_line(error: Exception) -> str:
+    """Return the words of a library's error; delta-rs paints its causes below each other, Arrow has several lines."""
+    return " ".join(re.sub(r"\s*↳\s*", ": ", re.sub(r"\x1b\[[0-9;]*m", "", str(error))).split())
 
 
 def unused(stem: str) -> str:
