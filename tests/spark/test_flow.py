@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from tests.spark.processes import NsqdProcess
+from tests.integration.daemons import SPARK_PATIENCE_S
+from tests.spark.processes import NsqdProcess, environment
+from tests.spark.test_lag import checkpoint
 
 from flintmq import cli
+from flintmq.errors import NsqdError
 from flintmq.pipeline import flow
 from flintmq.pipeline.flow import check_plan, run_plan
 from flintmq.pipeline.plan_file import PlanError, read_plan
-from flintmq.pipeline.runner import JobFailed
+from flintmq.pipeline.runner import JobFailed, Runner
 
 WHOLE = """
 name = "flights"
@@ -154,8 +159,9 @@ def test_a_stream_twice(spark, tmp_path):
 
     plan.write_text(plan.read_text().replace('expect = "delay < 60"', 'fail = "delay < 60"'))
     (files / "3.json").write_bytes(flight(65))
-    with pytest.raises(JobFailed, match=r"rule 'below an hour' of late is broken by \{.*\"delay\":60"):
+    with pytest.raises(JobFailed, match=r"rule 'below an hour' of late is broken by \{.*\"delay\":60") as caught:
         run_plan(plan, spark=spark)
+    assert str(caught.value).startswith(f"{plan}:{line_of('[[sink]]', plan.read_text())}: sink shouted: ")
 
 
 @pytest.mark.spark
@@ -186,6 +192,20 @@ def test_a_dry_run_shows_and_writes_nothing(plan, spark, tmp_path):
 
 @pytest.mark.spark
 @pytest.mark.slow
+def test_a_dry_run_of_some_of_many_messages_is_quiet(plan, nsqd, topic):
+    """No worker finds that Spark has closed its connection before it was done."""
+    nsqd.publish(topic, [flight(number) for number in range(5000)])
+    done = subprocess.run(
+        [sys.executable, "-m", "flintmq", "pipeline", "run", str(plan), "--dry-run", "--rows=20"],
+        capture_output=True, text=True, timeout=SPARK_PATIENCE_S, env=environment(),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "shouted (parquet) would get 14 rows:" in done.stdout
+    assert "Error" not in done.stderr
+
+
+@pytest.mark.spark
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "line", "said"),
     [
@@ -196,15 +216,41 @@ def test_a_dry_run_shows_and_writes_nothing(plan, spark, tmp_path):
         ('topic = "', 'topik = "', "[source.options]", "topik"),
         ('name = "out"', 'name = "out"\nmode = "overwrite"', "mode =", "a stream, which has no mode overwrite"),
         ("SELECT carrier AS body", "SELECT max(carrier) AS body", 'format = "nsq"', "watermark"),
+        ("SELECT carrier AS body", "SELECT carrier", 'format = "nsq"', "there must be a column body"),
+        ('format = "parquet"', 'format = "parqet"', 'format = "parqet"', "Failed to find the data source: parqet"),
+        ("schema =", 'format = "nsqq"\nschema =', "[source.options]", "Failed to find the data source: nsqq"),
+        ('path = "', 'paths = "', "[sink.options]", "format parquet needs the option path"),
+        ('path = "', 'compression = "zsttd"\npath = "', 'format = "parquet"', "codec zsttd is not available"),
+        ('format = "parquet"', 'format = "text"', 'format = "text"', "only a single column"),
+        ('/checkpoint"', '/steps.py"', "checkpoint =", "steps.py is a file; name a directory"),
     ],
 )  # fmt: skip
 def test_what_spark_refuses_has_a_line(plan, spark, old, new, line, said):
     text = plan.read_text()
     assert old in text
     plan.write_text(text.replace(old, new, 1))
-    with pytest.raises(PlanError, match=said) as caught:
-        check_plan(plan, spark=spark)
-    assert f":{line_of(line, plan.read_text())}: " in str(caught.value)
+    for look in (check_plan, run_plan):
+        with pytest.raises(PlanError, match=said) as caught:
+            look(plan, spark=spark)
+        assert f":{line_of(line, plan.read_text())}: " in str(caught.value)
+
+
+def test_a_topic_that_is_nowhere(nsqd, topic, tmp_path, capsys):
+    """Refused before Spark is started, unless a query has read it."""
+    plan = tmp_path / "x.toml"
+    plan.write_text(WHOLE.format(nsqd=nsqd.address, topic=topic, directory=tmp_path))
+    where = f"E_TOPIC_NOT_EXIST {plan}:{line_of('[source.options]', plan.read_text())}: no nsqd of {nsqd.address} has"
+    for words in (["run"], ["run", "--wait-for-topic=1ms"], ["run", "--dry-run"], ["check"]):
+        assert cli.main(["pipeline", words[0], str(plan), *words[1:]]) == 1, words
+        waited = " after 0.001 s" if len(words) > 1 and "wait" in words[1] else ""
+        assert f"{where} topic '{topic}'{waited}. --wait-for-topic waits" in capsys.readouterr().err, words
+    checkpoint(tmp_path / "checkpoint" / "out", [{"_log": 2, topic: {"0/00000000000000aa": 5}}])
+    flow._await_topics(read_plan(plan), Runner())
+    with pytest.raises(NsqdError, match=f"has topic '{topic}'"):
+        flow._await_topics(read_plan(plan), Runner(), is_dry=True)
+    plan.write_text(plan.read_text().replace(f'topic = "{topic}"', f'topic = "{topic}-2"'))
+    with pytest.raises(NsqdError, match=f"has topic '{topic}-2'"):
+        flow._await_topics(read_plan(plan), Runner())
 
 
 def line_of(text: str, whole: str) -> int:

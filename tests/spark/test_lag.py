@@ -133,6 +133,22 @@ def test_from_a_checkpoint(nsqd, tmp_path, capsys):
     assert "(away)" in capsys.readouterr().out
 
 
+def test_from_the_directory_of_a_job_or_a_pipeline(nsqd, tmp_path):
+    nsqd.topic("t", numbered(0, 300))
+    rows: list[dict | None] = [{"_log": 2, "t": {label(nsqd): 101}}]
+    bad: list[dict | None] = [{"_log": 2, "t": {label(nsqd): 201}}]
+    checkpoint(tmp_path / "job" / "rows", rows)
+    checkpoint(tmp_path / "job" / "bad", bad)
+    (tmp_path / "job" / "job.json").write_text("{}")
+    (found,) = lag(tmp_path / "job", nsqd=nsqd.address).partitions
+    assert found.read == 101, "that of the rows, not of those that do not fit"
+    checkpoint(tmp_path / "plan" / "late", rows)
+    assert [each.read for each in lag(tmp_path / "plan", nsqd=nsqd.address).partitions] == [101], "the only sink"
+    checkpoint(tmp_path / "plan" / "out", bad)
+    with pytest.raises(NoCheckpoint, match=f"several queries, name one: {tmp_path}/plan/late, {tmp_path}/plan/out"):
+        lag(tmp_path / "plan", nsqd=nsqd.address)
+
+
 def test_checkpoints_that_say_nothing(nsqd, tmp_path):
     for make, words in (
         (lambda place: None, "commits cannot be listed"),

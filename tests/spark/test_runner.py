@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
+import signal
+import subprocess
+import sys
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
 from flintmq.clock import SystemClock
 from flintmq.errors import UsageError
 from flintmq.options import help_text, resolve, rows
+from flintmq.pipeline import runner
 from flintmq.pipeline.archive import Archived, ArchiveOptions
 from flintmq.pipeline.options import LinkFlags, SinkFlags, SourceFlags, StreamFlags, Work, pairs
-from flintmq.pipeline.runner import Shown, one_line
+from flintmq.pipeline.runner import JobFailed, Shown, one_line, spark_failures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,3 +144,88 @@ flintmq.errors.PublishRefused: E_BAD_MESSAGE a row has an empty body, which nsqd
     assert one_line("\n[UNRESOLVED_COLUMN] A column `x` cannot be resolved\n at line 1") == (
         "[UNRESOLVED_COLUMN] A column `x` cannot be resolved"
     )
+
+
+FULL = """[STREAM_FAILED] Query [id = 1] terminated with exception: [FOREACH_BATCH_USER_FUNCTION_ERROR] An error
+Traceback (most recent call last):
+  File "x.py", line 3, in __call__
+py4j.protocol.Py4JJavaError: An error occurred while calling o1570.parquet.
+: org.apache.spark.SparkException: [TASK_WRITE_FAILED] Task failed while writing rows to file:/data/o. SQLSTATE: 58030
+\tat org.apache.spark.sql.errors.QueryExecutionErrors$.taskFailedWhileWritingRowsError(X.scala:789)
+Caused by: org.apache.parquet.util.AutoCloseables$ParquetCloseResourceException: Unable to close resource
+\t... 9 more
+Caused by: org.apache.hadoop.fs.FSError: java.io.IOException: No space left on device
+\tSuppressed: java.io.IOException: another one
+\tCaused by: java.io.IOException: of that
+Caused by: java.io.IOException: No space left on device
+\tat java.base/java.io.FileOutputStream.writeBytes(Native Method)
+"""
+NO_FORMAT = """An error occurred while calling o70.start.
+: org.apache.spark.SparkClassNotFoundException: [DATA_SOURCE_NOT_FOUND] Failed to find the data source: parqet.
+\tat org.apache.spark
+Caused by: java.lang.ClassNotFoundException: parqet.DefaultSource
+"""
+NO_DIRECTORY = """An error occurred while calling o52.parquet.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 0.0 failed 1 times, most recent
+
+Driver stacktrace:
+Caused by: java.io.IOException: Mkdirs failed to create file:/proc/nope/x (exists=false, cwd=file:/tmp)
+"""
+STACK = """Caused by: org.apache.spark.sql.streaming.StreamingQueryException: [TASK_WRITE_FAILED] to file:/data/o. SQL
+Caused by: org.apache.hadoop.fs.FSError: java.io.IOException: No space left on device
+"""
+
+
+@pytest.mark.parametrize(
+    ("told", "stack", "said"),
+    [
+        (FULL, "", "No space left on device (file:/data/o)"),
+        (NO_FORMAT, "", "[DATA_SOURCE_NOT_FOUND] Failed to find the data source: parqet."),
+        (NO_DIRECTORY, "", "Mkdirs failed to create file:/proc/nope/x (exists=false, cwd=file:/tmp)"),
+        ("[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted. SQLSTATE: XXKST", STACK,
+         "No space left on device (file:/data/o)"),
+        ("An error occurred while calling o1.save.\n", "", "An error occurred while calling o1.save."),
+        ("[NO_SUCH] nothing", STACK, "[NO_SUCH] nothing"),
+    ],
+)  # fmt: skip
+def test_what_java_says_in_one_line(told, stack, said):
+    assert one_line(told, stack) == said
+
+
+@pytest.mark.spark
+def test_a_format_that_nobody_knows(spark, tmp_path):
+    said = r"^\[DATA_SOURCE_NOT_FOUND\] Failed to find the data source: parqet"
+    with pytest.raises(JobFailed, match=said), spark_failures():
+        spark.read.format("parqet").load(str(tmp_path))
+
+
+def test_a_jvm_that_starts_is_spared_sigterm_and_ctrl_c_stays_ours():
+    context: Any = importlib.import_module("pyspark.core.context")
+    ask = [sys.executable, "-c", "import signal; print(signal.getsignal(signal.SIGTERM).name)"]
+
+    def started() -> str:  # as pyspark starts one
+        return subprocess.run(ask, preexec_fn=lambda: None, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with runner._shielded(takes_signals=False):
+            assert started() == "SIG_IGN\n"
+            context.signal.signal(context.signal.SIGINT, lambda *_: None)  # as a SparkContext does when it is made
+            assert signal.getsignal(signal.SIGINT) is before
+        assert started() == "SIG_DFL\n", "only a JVM"
+        with runner._shielded(takes_signals=True):
+            context.signal.signal(context.signal.SIGINT, signal.SIG_IGN)
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert context.signal is signal
+
+
+def test_a_refused_connection_is_no_end_of_the_jvm_unless_py4j_says_so():
+    with pytest.raises(ConnectionRefusedError), spark_failures():
+        raise ConnectionRefusedError
+    code = compile("def call():\n    raise ConnectionRefusedError", "clientserver.py", "exec")
+    names: dict = {"__name__": "py4j.clientserver"}
+    exec(code, names)  # a frame of that module
+    with pytest.raises(JobFailed, match="Spark's JVM has ended"), spark_failures():
+        names["call"]()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from tests.spark.processes import NsqdProcess, environment, numbered
 from tests.spark.test_sink_once import stored
 
 from flintmq import cli
-from flintmq.errors import FlintError, OptionError, UsageError
+from flintmq.errors import FlintError, NsqdError, OptionError, UsageError
 from flintmq.options import Options, resolve
 from flintmq.pipeline import dedupe, mirror, rollup, streams, tail
 from flintmq.pipeline.bodies import read_schema
@@ -125,6 +126,59 @@ def test_rollup_into_a_topic_with_bad_rows_in_another(job: Job, nsqd: NsqdProces
     assert sum(row["price"] for row in found) == 15
 
 
+def test_a_message_without_a_time_does_not_fit(job: Job, nsqd: NsqdProcess, topic: str, tmp_path: Path):
+    timed = [b'{"n": %d, "at": "2026-11-23T12:00:%02dZ", "_at": 3, "Timestamp": "x"}' % (n, n) for n in range(10)]
+    nsqd.publish(topic, [*timed, b'{"n": 1}', b'{"n": 2, "at": "soon"}', b'{"n": "x"}', timed[9]])
+    ddl = "--schema=n bigint, at string, _at int, Timestamp string"
+    flags = [f"--topic={topic}", ddl, "--time=data.at", "--window=2s", "--late=0s", "--by=_at"]
+    *shown, counted = [json.loads(line) for line in job(rollup, *flags, "--dry-run")]
+    assert counted == {"rows": 14, "bad": 3}
+    assert [(row["_at"], row["messages"]) for row in shown] == [(3, 3), (3, 2), (3, 2), (3, 2), (3, 2)]
+    out = [f"--to={tmp_path / 'out'}", f"--checkpoint={tmp_path / 'c'}"]
+    with pytest.raises(JobFailed, match=r"offset 11: the time is null, or no timestamp: data\.at; give --bad-rows"):
+        job(rollup, *flags, *out)
+    assert job(rollup, *flags, *out, f"--bad-rows={tmp_path / 'bad'}") == ["14 messages read, 3 that do not fit"]
+    assert sum(row["messages"] for row in rows(tmp_path / "out")) == 8, "the last window is open"
+    missing = "the time is null, or no timestamp: data.at"
+    assert {row["offset"]: row["reason"] for row in rows(tmp_path / "bad")} == {
+        11: missing, 12: missing, 13: "field n is no bigint: x",
+    }  # fmt: skip
+    flags = [f"--topic={topic}", "--time=get_json_object(cast(body AS string), '$.at')", f"--to={tmp_path / 'plain'}"]
+    flags += [f"--checkpoint={tmp_path / 'c2'}", f"--bad-rows={tmp_path / 'bad2'}"]
+    assert job(rollup, *flags) == ["14 messages read, 3 that do not fit"], "no schema is needed"
+    assert {row["offset"] for row in rows(tmp_path / "bad2")} == {11, 12, 13}
+
+
+def test_columns_of_a_rollup_have_names_of_their_own(job: Job, nsqd: NsqdProcess, topic: str):
+    nsqd.publish(topic, [b"a"])
+    flags = [f"--topic={topic}", "--dry-run"]
+    for more, name in (
+        (["--aggregate=count(*) AS window_start"], "window_start"),
+        (["--aggregate=count(*) AS n", "--aggregate=max(offset) AS N"], "N"),
+        (["--by=topic AS Window_End"], "Window_End"),
+    ):
+        with pytest.raises(UsageError, match=f"there is a column {name} already; give another one with AS"):
+            job(rollup, *flags, *more)
+    (window,) = [json.loads(line) for line in job(rollup, *flags, "--aggregate=count(*) AS `a``b`")]
+    assert window["a`b"] == 1
+
+
+def test_fields_that_are_named_as_what_dedupe_adds(job: Job, nsqd: NsqdProcess, topic: str, tmp_path: Path):
+    made = [{"user-id": n % 3, "dt": "d", "Hour": "h", "_key": "k", "_read": n, "Offset": 99} for n in range(6)]
+    nsqd.publish(topic, [*(json.dumps(each).encode() for each in made), b'{"user-id": "x", "Offset": 99}'])
+    ddl = "--schema=`user-id` bigint, dt string, Hour string, _key string, _read int, Offset bigint"
+    flags = [f"--topic={topic}", ddl, "--key=`user-id`", "--json"]
+    assert json.loads(job(dedupe, *flags, "--dry-run")[0])["repeated"] == 3
+    flags += [f"--to={tmp_path / 'out'}", f"--checkpoint={tmp_path / 'c'}", f"--bad-rows={tmp_path / 'bad'}"]
+    found = json.loads(job(dedupe, *flags)[0])
+    assert (found["rows"], found["repeated"], found["bad"]) == (7, 3, 1)
+    out = sorted(rows(tmp_path / "out"), key=lambda row: row["offset"])
+    assert [(row["user-id"], row["_key"], row["offset"]) for row in out] == [(0, "k", 1), (1, "k", 2), (2, "k", 3)]
+    assert [{**row["data"]} for row in out] == made[:3]
+    assert not {"dt", "Hour"} & out[0].keys()
+    assert [(row["topic"], row["offset"]) for row in rows(tmp_path / "bad")] == [(topic, 7)]
+
+
 def cut_off_at_the_first_plan(place: Path, job: dict[str, str]) -> None:
     """Leave what a driver leaves that is killed while it writes down its first micro-batch."""
     with streams.claimed(str(place), job):
@@ -160,25 +214,56 @@ def test_mirror_with_where_it_came_from(job: Job, nsqd: NsqdProcess, topic: str,
         job(mirror, f"--topic={topic}", "--prefix=other-", f"--checkpoint={tmp_path / 'c'}")
 
 
-def test_as_a_command_until_ctrl_c(nsqd: NsqdProcess, topic: str, tmp_path: Path):
+def test_a_topic_that_was_deleted_does_not_keep_a_job_from_the_others(
+    job: Job, nsqd: NsqdProcess, topic: str, tmp_path: Path
+):
+    other = f"{topic}-other"
+    for name in (topic, other):
+        nsqd.publish(name, numbered(0, 20))
+    flags = [f"--topic={topic}", f"--topic={other}", "--prefix=copy-", "--headers=false"]
+    assert job(mirror, *flags, f"--checkpoint={tmp_path / 'c'}") == ["40 messages mirrored"]
+    nsqd.post(f"/topic/delete?topic={other}")
+    nsqd.publish(topic, numbered(20, 30))
+    with pytest.raises(JobFailed, match=f"topic '{other}', .*: messages from 21 are lost: .*Set failOnDataLoss=false"):
+        job(mirror, *flags, f"--checkpoint={tmp_path / 'c'}")
+    more = ["--source-option=failOnDataLoss=false", f"--checkpoint={tmp_path / 'c'}"]
+    assert job(mirror, *flags, *more) == ["10 messages mirrored"]
+    with pytest.raises(NsqdError, match=f"no nsqd of .* has topic '{other}'"):
+        job(mirror, *flags, f"--checkpoint={tmp_path / 'new'}")
+
+
+def test_files_where_there_can_be_none(job: Job, nsqd: NsqdProcess, topic: str, tmp_path: Path):
+    nsqd.publish(topic, numbered(0, 5))
+    (tmp_path / "file").touch()
+    flags = [f"--topic={topic}", "--key=body", f"--checkpoint={tmp_path / 'c'}"]
+    with pytest.raises(JobFailed, match=rf"^\S.*\bdirectory: file:{tmp_path}/file"):
+        job(dedupe, *flags, f"--to={tmp_path / 'file'}")
+
+
+@pytest.mark.parametrize("ends", ["Ctrl-C", "SIGTERM to all"])
+def test_as_a_command_until_a_signal(nsqd: NsqdProcess, topic: str, tmp_path: Path, ends: str):
     nsqd.publish(topic, numbered(0, 50))
     flags = [f"--topic={topic}", f"--to-topic={topic}-copy", f"--nsqd={nsqd.address}", f"--checkpoint={tmp_path / 'c'}"]
     more = ["--headers=false", "--follow", "--interval=100ms", "--progress=json", "--master=local[1]"]
     process = subprocess.Popen(
         [sys.executable, "-m", "flintmq", "pipeline", "mirror", *flags, *more],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), start_new_session=True,
     )  # fmt: skip
     try:
         assert process.stderr is not None
         told = (json.loads(line) for line in process.stderr if line.startswith("{"))
         row = next(row for row in told if row["rows"] >= 50)
         assert row["spark_ui"].startswith("http://") and row["lag"] == 0
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=SPARK_PATIENCE_S)
+        if ends == "Ctrl-C":
+            process.send_signal(signal.SIGINT)
+        else:
+            os.killpg(process.pid, signal.SIGTERM)
+        output, errors = process.communicate(timeout=SPARK_PATIENCE_S)
     finally:
         process.kill()
         process.wait()
     assert (process.returncode, output) == (0, "50 messages mirrored\n")
+    assert "Traceback" not in errors
     assert sorted(int(body) for _, body in stored(nsqd.address, f"{topic}-copy")) == list(range(50))
 
 
@@ -247,6 +332,29 @@ def test_a_micro_batch_that_is_repeated_replaces_its_files(spark: Any, tmp_path:
     assert {path.parent.name for path in tmp_path.glob("dt=*/hour=*/*.parquet")} == {f"hour={n}" for n in range(12, 17)}
 
 
+def test_a_jvm_that_is_killed_ends_a_job_with_a_line(nsqd: NsqdProcess, topic: str, tmp_path: Path):
+    nsqd.publish(topic, numbered(0, 50))
+    flags = [f"--topic={topic}", f"--to-topic={topic}-copy", f"--nsqd={nsqd.address}", f"--checkpoint={tmp_path / 'c'}"]
+    more = ["--headers=false", "--follow", "--interval=100ms", "--progress=json", "--master=local[1]"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flintmq", "pipeline", "mirror", *flags, *more],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
+    )  # fmt: skip
+    try:
+        assert process.stderr is not None
+        told = (json.loads(line) for line in process.stderr if line.startswith("{"))
+        assert next(row for row in told if row["rows"] >= 50)
+        (jvm,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(jvm), signal.SIGKILL)
+        _, errors = process.communicate(timeout=SPARK_PATIENCE_S)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 1
+    assert errors.splitlines()[-1] == "flintmq pipeline: Spark's JVM has ended before the job did"
+    assert "Traceback" not in errors
+
+
 class Starved(Runner):
     """Spark's Python does not come in time, as often as ``times``."""
 
@@ -291,6 +399,13 @@ def test_wrong_words(capsys: pytest.CaptureFixture[str]):
         ("dedupe", [*here, "--key=body"], "give either --to or --to-topic"),
         ("dedupe", [*here, "--key=body", "--to=x"], "give --checkpoint"),
         ("dedupe", [*here, "--key=body", "--to=x", "--bad-rows=y"], "need --schema"),
+        ("dedupe", [*here, "--key=body", "--to-topic=t"], "that is the topic itself"),
+        ("dedupe", [*here, "--key=body", "--to=x", "--schema=a int", "--bad-topic=t"], "give another --bad-topic"),
+        ("dedupe", [*here, "--key=body", "--to-nsqd=127.0.0.1:2", "--to-topic=t"], "give --checkpoint"),
+        ("rollup", [*here, "--to-topic=t"], "that is the topic itself"),
+        ("rollup", [*here, "--to-topic=t", "--to-nsqd=127.0.0.1:1"], "that is the topic itself"),
+        ("rollup", [*here, "--to=x", "--bad-rows=y"], "need --schema"),
+        ("rollup", [*here, "--to=x", "--time=at", "--bad-rows=y", "--bad-topic=z"], "either --bad-rows or"),
         ("rollup", [*here, "--to=x", "--to-topic=y"], "give either --to or --to-topic"),
         ("rollup", ["--topic=t", "--to=x"], "give either --nsqd or --lookupd"),
         ("mirror", here, "that is the topic itself"),

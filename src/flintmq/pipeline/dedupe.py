@@ -11,19 +11,23 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from flintmq.errors import UsageError
 from flintmq.options import MINUTE, SECOND, Choice, Duration, Items, Switch, Text, option
-from flintmq.pipeline.bodies import SchemaFlags
+from flintmq.pipeline.bodies import SchemaFlags, check_targets, ticked, unused
 from flintmq.pipeline.options import SinkFlags, SourceFlags, StreamFlags, Work
 from flintmq.pipeline.runner import Runner, run_command
 from flintmq.pipeline.streams import Queries, check_expressions, claimed, parsed, read_stream
 from flintmq.pipeline.topics import await_topics
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
 KEPT = ("trace_id", "headers")
 _WHAT, _INTO = "What is a repetition", "Where it goes"
-_KEY = "coalesce(concat('k', cast(({key}) AS string)), concat_ws('/', 'p', topic, partition, log_id, offset)) AS _key"
+_KEY = "coalesce(concat('k', cast(({key}) AS string)), concat_ws('/', 'p', topic, partition, log_id, offset))"
+_HOURS = ("dt", "hour")  # columns that files by date and hour have from their place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +70,7 @@ def dedupe(options: DedupeOptions, runner: Runner | None = None) -> Deduped:
     if bool(options.to) == bool(options.to_topic) and not options.dry_run:
         raise UsageError("give either --to or --to-topic")
     options.check_schema()
+    check_targets(options, options, options.bad_topic)
     runner = runner or Runner()
     work = Deduped()
     more = {"includeHeaders": "true"} if "headers" in options.keep else {}
@@ -86,14 +91,15 @@ def dedupe(options: DedupeOptions, runner: Runner | None = None) -> Deduped:
     ):
         rows, bad = parsed(read_stream(spark, **source), options)
         check_expressions(rows, "--key", [options.key])
+        key, read = unused("_key", rows.columns), unused("_read", rows.columns)
         unique = (
-            rows.selectExpr("*", _KEY.format(key=options.key), "current_timestamp() AS _read")
-            .withWatermark("_read", f"{options.within_ns // 1000} microseconds")
-            .dropDuplicatesWithinWatermark(["_key"])
+            rows.selectExpr("*", f"{_KEY.format(key=options.key)} AS {key}", f"current_timestamp() AS {read}")
+            .withWatermark(read, f"{options.within_ns // 1000} microseconds")
+            .dropDuplicatesWithinWatermark([key])
         )
         queries = Queries(options, name)
         if options.to:
-            queries.to_files(unique.drop("_key", "_read"), options.to, by_hour=True)
+            queries.to_files(_without_hours(unique.drop(key, read)), options.to, by_hour=True)
         else:
             place = ["concat_ws('/', topic, partition, log_id) AS from_log", "offset AS from_offset"]
             queries.to_topic(unique.selectExpr("body", *options.keep, *place), where)
@@ -104,6 +110,11 @@ def dedupe(options: DedupeOptions, runner: Runner | None = None) -> Deduped:
     return work
 
 
+def _without_hours(rows: DataFrame) -> DataFrame:
+    """Leave fields of bodies that are named as the directories of files to ``data``, which has them too."""
+    return rows.selectExpr(*(ticked(name) for name in rows.columns if name.lower() not in _HOURS))
+
+
 def _dry_run(options: DedupeOptions, source: dict[str, str], runner: Runner, work: Deduped) -> Deduped:
     from flintmq.pipeline.streams import COLUMNS
 
@@ -112,7 +123,7 @@ def _dry_run(options: DedupeOptions, source: dict[str, str], runner: Runner, wor
         rows, bad = parsed(frame, options)
         check_expressions(rows, "--key", [options.key])
         (counts,) = (
-            rows.selectExpr(_KEY.format(key=options.key))
+            rows.selectExpr(f"{_KEY.format(key=options.key)} AS _key")
             .selectExpr("count(*) AS messages", "count(DISTINCT _key) AS keys")
             .collect()
         )

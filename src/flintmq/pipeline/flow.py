@@ -10,22 +10,27 @@ writes nothing.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from flintmq.errors import OptionError, UsageError
-from flintmq.options import Integer, Switch, Text, option
+from flintmq.errors import FlintError, NsqdError, OptionError, UsageError
+from flintmq.options import SECOND, Duration, Integer, Switch, Text, option
 from flintmq.pipeline.options import JobOptions, SparkFlags, Work
 from flintmq.pipeline.plan_file import BATCH_MODES, DROP, FAIL, STREAM_MODES, Part, Plan, Sink, Source, Step, read_plan
 from flintmq.pipeline.runner import JobFailed, Runner, one_line, run_command, spark_failures
 from flintmq.pipeline.streams import forget_unfinished
-from flintmq.spark.broker import NotByOffset
-from flintmq.spark.options import OFFSET, SinkOptions, SourceOptions
+from flintmq.pipeline.topics import await_topics
+from flintmq.spark.broker import TOPIC_NOT_EXIST, NotByOffset
+from flintmq.spark.lag import committed_offsets
+from flintmq.spark.offsets import PartitionKey, to_json
+from flintmq.spark.options import AUTO, OFFSET, SinkOptions, SourceOptions
+from flintmq.spark.start import StartingPoints
 from flintmq.spark.survey import Surveyor
 
 if TYPE_CHECKING:
@@ -40,6 +45,8 @@ CORRUPT = "_corrupt_record"
 BROKEN = "rule "
 _ROWS = "rows"
 _OF_STREAMS = ("startingoffsets", "channel", "allowunsafelatest")  # what a look at some rows does without
+_WITHOUT_SOURCE = ("memory",)  # a sink of streams that Spark finds by its name alone
+_FILES = "org.apache.spark.sql.execution.datasources.v2.FileDataSourceV2"
 _WHAT, _HOW = "What to run", "How"
 
 
@@ -63,6 +70,9 @@ class RunOptions(JobOptions):
     plan: str = option(Text("FILE"), "", "the pipeline, in TOML", group=_WHAT)
     dry_run: bool = option(Switch(), False, "show what each sink would get, and write nothing", group=_HOW)
     rows: int = option(Integer(1, 1_000_000), DRY_ROWS, "with --dry-run: rows that are read of each source", group=_HOW)
+    wait_for_topic_ns: int = option(
+        Duration(0), 0, "how long a topic may be missing", group=_HOW, default_text="0: refused at once"
+    )
 
 
 @dataclass(slots=True)
@@ -86,17 +96,20 @@ def run_plan(
     spark: SparkSession | None = None,
     on_progress: Callable[[Ran], None] | None = None,
     stop: threading.Event | None = None,
+    wait_for_topic_s: float = 0,
 ) -> Ran:
     """Run the pipeline of a file until it is done, or ``stop`` is set.
 
     Args:
         spark: a session to use; None: one is started as the file says, and stopped in the end.
+        wait_for_topic_s: how long a topic may be missing.
 
     Raises:
         PlanError: the file says what cannot be done; with the line.
+        NsqdError: a topic that was not read before is nowhere.
         JobFailed: Spark failed, or a row broke a rule that fails.
     """
-    return _run_plan(read_plan(Path(path)), Runner(on_progress, stop, spark))
+    return _run_plan(read_plan(Path(path)), Runner(on_progress, stop, spark), wait_for_topic_s)
 
 
 def check_plan(path: str | Path, *, spark: SparkSession | None = None) -> list[str]:
@@ -113,8 +126,9 @@ def _session_of(plan: Plan) -> SparkFlags:
     return SparkFlags(master=plan.master, jvm=plan.jvm, conf=conf)
 
 
-def _run_plan(plan: Plan, runner: Runner) -> Ran:
+def _run_plan(plan: Plan, runner: Runner, wait_for_topic_s: float) -> Ran:
     done = Ran()
+    _await_topics(plan, runner, wait_for_topic_s)
     with runner.session(plan.name, _session_of(plan), done) as spark:
         builds = [_Build(plan, spark, sink) for sink in plan.sinks]
         for build in builds:
@@ -144,7 +158,13 @@ def _follow(streams: Sequence[_Build], runner: Runner, done: Ran) -> None:
     def count(progress: Mapping[str, Any]) -> None:
         by_id[progress["id"]].count(progress.get("observedMetrics") or {}, done)
 
-    runner.follow(queries, done, count)
+    try:
+        runner.follow(queries, done, count)
+    except JobFailed as error:
+        for query in queries:
+            if query.exception() is not None:
+                raise by_id[str(query.id)].failed(error) from error
+        raise
 
 
 class _Build:
@@ -222,18 +242,46 @@ class _Build:
             PlanError: it cannot.
         """
         sink, plan = self.sink, self._plan
+        if self.is_stream and "://" not in plan.checkpoint:
+            place = Path(plan.checkpoint, sink.name).absolute()
+            there = next(each for each in (place, *place.parents) if each.exists())
+            if not there.is_dir():
+                raise plan.error(plan.top, "checkpoint", f"{there} is a file; name a directory of this pipeline alone")
         if sink.mode and sink.mode not in (STREAM_MODES if self.is_stream else BATCH_MODES):
             kind = "a stream" if self.is_stream else "no stream"
             raise plan.error(sink, "mode", f"view {sink.view} is {kind}, which has no mode {sink.mode}")
         with self._told(sink, "format"):
             if sink.format == "nsq":
-                SinkOptions.parse(sink.options)
+                from flintmq.spark.sink import check_columns
+
+                check_columns(SinkOptions.parse(sink.options), self.frame.schema)
+            elif sink.format not in _WITHOUT_SOURCE:
+                self._check_format()
             if self.is_stream:
                 jvm: Any = self._spark.sparkContext._jvm
                 modes = jvm.org.apache.spark.sql.streaming.OutputMode
                 mode = getattr(modes, (sink.mode or "append").capitalize())()
                 checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
                 checker.checkForStreaming(self._analyzed(), mode)
+
+    def _check_format(self) -> None:
+        """Have Spark find a format, and for files have it prepare to write: it looks at options and types then."""
+        sink, session = self.sink, self._spark._jsparkSession
+        gateway: Any = self._spark.sparkContext._gateway
+        jvm, new = gateway.jvm, gateway.new_array
+        sql = jvm.org.apache.spark.sql.execution.datasources
+        nothing = new(jvm.java.lang.Class, 0), new(jvm.java.lang.Object, 0)
+
+        def made(kind: Any) -> Any:
+            return kind.getDeclaredConstructor(nothing[0]).newInstance(nothing[1])
+
+        kind = sql.DataSource.lookupDataSource(sink.format, session.sessionState().conf())
+        if jvm.java.lang.Class.forName(_FILES).isAssignableFrom(kind):
+            if "path" not in {name.lower() for name in sink.options}:
+                raise self._plan.error(sink, "options", f"format {sink.format} needs the option path")
+            given = jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(dict(sink.options))
+            files, job = made(made(kind).fallbackFileFormat()), jvm.org.apache.hadoop.mapreduce.Job.getInstance()
+            files.prepareWrite(session, job, given, self.frame._jdf.schema())
 
     def start(self) -> StreamingQuery:
         """Start the query of a stream."""
@@ -251,6 +299,10 @@ class _Build:
                 .start()
             )
         return query
+
+    def failed(self, error: JobFailed) -> JobFailed:
+        """Say where in the file the sink stands whose query failed."""
+        return JobFailed(str(self._plan.error(self.sink, "", f"sink {self.sink.name}: {error.reason}")))
 
     def write(self, done: Ran) -> None:
         """Write a view that is no stream."""
@@ -312,6 +364,10 @@ def _read(spark: SparkSession, source: Source, rows: int) -> DataFrame:
     if rows and source.stream:
         late = {name for name in options if name.lower() in _OF_STREAMS}
         options = {name: value for name, value in options.items() if name not in late}
+    ends = ""
+    if rows and source.format == "nsq" and not any(name.lower().startswith("ending") for name in options):
+        ends = _first(options, rows)
+        options |= {"endingOffsets": ends} if ends else {}
     reader: Any = spark.readStream if source.stream and not rows else spark.read
     reader = reader.format(source.format).options(**options)
     if source.schema and source.format != "nsq":
@@ -325,7 +381,30 @@ def _read(spark: SparkSession, source: Source, rows: int) -> DataFrame:
         frame = frame.withColumn(JSON_COLUMN, said)
     if source.watermark and not rows:
         frame = frame.withWatermark(*source.watermark)
-    return frame.limit(rows) if rows else frame
+    return frame.limit(rows) if rows and not ends else frame
+
+
+def _first(options: Mapping[str, str], rows: int) -> str:
+    """Return ``endingOffsets`` behind so many messages; empty where nsqd has no offsets, which the reader tells.
+
+    A limit would do as well, but Spark then closes its connection to a worker that still writes, which says so on
+    stderr.
+    """
+    parsed = replace(SourceOptions.parse(options), channel="")
+    if parsed.mode not in (AUTO, OFFSET):
+        return ""
+    surveyor = Surveyor(parsed)
+    try:
+        survey = surveyor.look()
+    except NotByOffset:
+        return ""
+    ends: dict[PartitionKey, int] = {}
+    for key, start in sorted(StartingPoints(parsed, surveyor).find(survey).items()):
+        entry = survey.logs[key]
+        begin = min(max(start, entry.start), entry.end)
+        ends[key] = min(entry.end, begin + rows)
+        rows -= ends[key] - begin
+    return json.dumps(to_json(ends))
 
 
 def _function(plan: Plan, step: Step) -> Callable[[SparkSession, dict[str, DataFrame]], DataFrame]:
@@ -360,6 +439,7 @@ def _function(plan: Plan, step: Step) -> Callable[[SparkSession, dict[str, DataF
 
 def _check(plan: Plan, runner: Runner) -> Iterator[str]:
     """Yield what is there, and what each sink would get."""
+    _await_topics(plan, runner)
     for source in plan.sources:
         if source.format == "nsq":
             yield from _topics(plan, source)
@@ -380,6 +460,35 @@ def _check(plan: Plan, runner: Runner) -> Iterator[str]:
             yield f"rule {rule.name!r} of {rule.of}: {rule.kind} {rule.condition}"
 
 
+def _await_topics(plan: Plan, runner: Runner, wait_s: float = 0, *, is_dry: bool = False) -> None:
+    """Return when each topic that is named is somewhere, or was read before by a stream that goes on.
+
+    Args:
+        is_dry: everything is read as what is no stream.
+
+    Raises:
+        NsqdError: a topic is nowhere.
+        PlanError: options of a source are wrong.
+    """
+    known: set[str] = set()
+    for sink in plan.sinks:
+        with suppress(FlintError):  # it begins, or Spark tells what is wrong with its checkpoint
+            committed = committed_offsets(Path(plan.checkpoint, sink.name)) if plan.checkpoint else {}
+            known |= {key.topic for logs in committed.values() for key in logs}
+    for source in plan.sources:
+        if source.format != "nsq":
+            continue
+        try:
+            goes_on = known if source.stream and not is_dry else ()
+            await_topics(source.options, wait_s, runner.stop, known=goes_on)
+        except OptionError as error:
+            raise plan.error(source, "options", str(error)) from error
+        except NsqdError as error:
+            if error.code != TOPIC_NOT_EXIST:
+                raise
+            raise NsqdError(error.code, str(plan.error(source, "options", error.detail))) from error
+
+
 def _topics(plan: Plan, source: Source) -> Iterator[str]:
     try:
         options = SourceOptions.parse(source.options)
@@ -395,7 +504,7 @@ def _topics(plan: Plan, source: Source) -> Iterator[str]:
         count = max(0, entry.end - max(entry.start, 0))
         yield f"source {source.name}: {key.topic} partition {key.partition} at {entry.nsqd}: {count} messages stored"
     if not survey.logs:
-        yield f"source {source.name}: there is no such topic yet; a stream waits for it"
+        yield f"source {source.name}: none of its topics is there now"
 
 
 def _broken(done: Ran) -> Iterator[str]:
@@ -433,12 +542,13 @@ def _check_command(options: CheckOptions, runner: Runner) -> None:
 def _run_command(options: RunOptions, runner: Runner) -> None:
     plan = _plan_of(options)
     if options.dry_run:
+        _await_topics(plan, runner, options.wait_for_topic_ns / SECOND, is_dry=True)
         with runner.session(plan.name, _session_of(plan)) as spark:
             for sink in plan.sinks:
                 for line in _Build(plan, spark, sink, options.rows).show():
                     runner.say(line)
         return
-    done = _run_plan(plan, runner)
+    done = _run_plan(plan, runner, options.wait_for_topic_ns / SECOND)
     for name, count in done.written.items():
         runner.say(f"{name}: {count} rows")
     for line in _broken(done):

@@ -16,6 +16,7 @@ from flintmq.clock import SystemClock
 from flintmq.errors import FlintError, UsageError
 from flintmq.options import SECOND, Duration, Repeated, Switch, Text, option, read_command, version_line
 from flintmq.pipeline.options import SECURITY, WHERE, LinkFlags, pairs
+from flintmq.pipeline.streams import JOB, ROWS
 from flintmq.spark.lag import NoCheckpoint, PartitionLag, committed_offsets, measure
 from flintmq.spark.offsets import Offsets
 from flintmq.spark.options import DIRECT, OFFSET, SPOOL, SourceOptions
@@ -36,7 +37,7 @@ class LagOptions(LinkFlags):
 
     last_groups: ClassVar[tuple[str, ...]] = (WHERE, SECURITY)
 
-    checkpoint: str = option(Text("DIRECTORY"), "", "the query's checkpointLocation, a local directory", group=_WHAT)
+    checkpoint: str = option(Text("DIRECTORY"), "", "of a query or of a job, a local directory", group=_WHAT)
     source_option: tuple[str, ...] = option(
         Repeated(Text("NAME=VALUE")),
         (),
@@ -72,7 +73,7 @@ def lag(checkpoint: str | Path, *, channel: str = "", spool: str | Path = "", **
     """Measure how far a query is behind.
 
     Args:
-        checkpoint: its ``checkpointLocation``, in a local directory.
+        checkpoint: its ``checkpointLocation``, in a local directory; or the checkpoint of a job.
         channel: moved to where the query is, so that nsqd shows the lag as its depth; empty: none.
         spool: of a query with ``mode=spool`` its ``spoolLocation``, whose files are looked at; what waits in nsqd
             besides is the depth of its channel there.
@@ -82,10 +83,11 @@ def lag(checkpoint: str | Path, *, channel: str = "", spool: str | Path = "", **
         UsageError: ``spool`` is missing, or the query has none.
         FlintError: the checkpoint says nothing, or an nsqd does not answer.
     """
-    read = committed_offsets(Path(checkpoint))
+    place = _query(Path(checkpoint))
+    read = committed_offsets(place)
     if DIRECT in read:
         raise NoCheckpoint(
-            Path(checkpoint),
+            place,
             "its query has mode=direct, whose log is in the driver's memory: its channel's depth in nsqd is the lag",
         )
     spooled = read.pop(SPOOL, None)
@@ -105,6 +107,22 @@ def lag(checkpoint: str | Path, *, channel: str = "", spool: str | Path = "", **
     return Lag(found)
 
 
+def _query(directory: Path) -> Path:
+    """Return the ``checkpointLocation`` that is meant: in a job's checkpoint it is that of the query that has the rows.
+
+    Raises:
+        NoCheckpoint: of a pipeline that is written down, which has several.
+    """
+    if (directory / JOB).is_file():
+        return directory / ROWS
+    if (directory / "commits").is_dir():
+        return directory
+    queries = sorted(str(path.parent) for path in directory.glob("*/commits"))
+    if len(queries) > 1:
+        raise NoCheckpoint(directory, f"there are several queries, name one: {', '.join(queries)}")
+    return Path(queries[0]) if queries else directory
+
+
 def _measured(read: Offsets, channel: str, options: Mapping[str, str]) -> Lag:
     topics = ",".join(sorted({key.topic for key in read}))
     given = {"retries": "3", **options, "topics": topics} | ({"channel": channel} if channel else {})
@@ -122,7 +140,7 @@ def run(arguments: Sequence[str], sleep: Callable[[float], None] = time.sleep) -
     if options is None:
         return 0
     if not options.checkpoint:
-        raise UsageError("give --checkpoint, the checkpointLocation of the query")
+        raise UsageError("give --checkpoint, the checkpointLocation of the query, or that of a job")
     where = options.where() if options.nsqd or options.lookupd or not options.spool else {}
     given = {**where, **options.link(), **pairs("--source-option", options.source_option)}
     while True:

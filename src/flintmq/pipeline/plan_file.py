@@ -120,10 +120,12 @@ class Plan:
     """A file that was read.
 
     Attributes:
+        top: what stands before the tables.
         trigger: the arguments of Spark's ``trigger``.
     """
 
     path: Path
+    top: Part
     name: str
     checkpoint: str
     trigger: Mapping[str, object]
@@ -204,6 +206,7 @@ class _Reader:
         spark.check_names(("master", "jvm", "conf"))
         plan = Plan(
             path=self._path,
+            top=Part(top.lines),
             name=top.name("name"),
             checkpoint=top.text("checkpoint"),
             trigger=_trigger(top),

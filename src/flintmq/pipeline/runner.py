@@ -5,18 +5,24 @@ then whether it is to stop, and has the runner start Spark and wait for queries.
 
 The rules of this file: Ctrl-C and SIGTERM end a job with what it has done, the second one as if this were not there; a
 failure of Spark's is told as one line, as all others are; a session that was handed in is left as it is.
+
+Signals often come to a whole process group, as from a terminal or timeout(1). A JVM that was started here outlives
+them, until this process has ended its queries and closed the JVM's stdin.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flintmq.clock import Clock, SystemClock
@@ -38,6 +44,15 @@ _PYTHON_ERROR = re.compile(
 )
 _OF_QUERY = re.compile(r"terminated with exception: (.+?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
 _OUR_ERROR = re.compile(r"^flintmq\.[\w.]+: (.+)", re.MULTILINE)
+# what only says that something within it failed; and the exceptions of a Java stack, those within others last
+_SAYS_LITTLE = re.compile(
+    r"An error occurred while calling |Job aborted|Exception thrown in |\[(TASK_WRITE|STREAM)_FAILED\]"
+)
+_OF_JAVA = re.compile(r"^(?:: |Caused by: )(.+)", re.MULTILINE)
+_CLASSES = re.compile(r"(?:[\w$]+\.)+[\w$]+(?:: |$)")
+_CONDITION = re.compile(r"\[[A-Z][A-Z0-9_.]+\] ")  # as Spark names what a user can do something about
+_URL = re.compile(r"\b\w+:/[^\s,]*[^\s,.;]")
+_GONE = "Spark's JVM has ended before the job did"
 
 Table = TypeVar("Table", bound=JobOptions)
 
@@ -77,7 +92,7 @@ class Runner:
         self.stop = stop or threading.Event()
         self._on_progress = on_progress
         self._spark = spark
-        self._after_start: Callable[[], None] = lambda: None
+        self._after_start: Callable[[], None] | None = None
         self._before_words: Callable[[], None] = lambda: None
 
     def tell(self, work: Work) -> None:
@@ -106,8 +121,10 @@ class Runner:
         spark = self._spark
         if spark is None:
             conf = {"spark.log.level": "ERROR", **options.settings()}
-            spark = session(app, options.master, options.jvm, **conf)
-            self._after_start()
+            with _shielded(takes_signals=self._after_start is None):
+                spark = session(app, options.master, options.jvm, **conf)
+            if self._after_start is not None:
+                self._after_start()
         if work is not None:
             work.ui = spark.sparkContext.uiWebUrl or ""
             self.tell(work)
@@ -116,7 +133,11 @@ class Runner:
                 yield spark
         finally:
             if self._spark is None:
-                spark.stop()
+                try:
+                    with spark_failures():
+                        spark.stop()
+                except JobFailed as error:
+                    log.debug("there is nothing left to stop: %s", error)
 
     def follow(
         self,
@@ -149,7 +170,7 @@ class Runner:
                 self.tell(work)
                 for query in queries:
                     if not query.isActive and (failure := query.exception()) is not None:
-                        raise JobFailed(one_line(str(failure)))
+                        raise JobFailed(reason(failure))
                 if not active or self.stop.is_set():
                     return
         finally:
@@ -255,13 +276,28 @@ def run_command(table: type[Table], arguments: Sequence[str], job: Callable[[Tab
     if options is None:
         return 0
     shown = Shown(options.progress)
-    with stopped_by_signals() as (stop, again):
+    with stopped_by_signals() as (stop, again), _without_stacks_of_py4j():
         runner = Runner(shown, stop)
         runner._after_start, runner._before_words = again, shown.finish
         try:
             return job(options, runner) or 0
         finally:
             shown.finish()
+
+
+@contextmanager
+def _without_stacks_of_py4j() -> Iterator[None]:
+    """Leave out what py4j logs, in the root logger, of each connection that ends with a JVM: we say that in a line."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        return not record.pathname.endswith(os.path.join("py4j", "java_gateway.py"))
+
+    root = logging.getLogger()
+    root.addFilter(keep)
+    try:
+        yield
+    finally:
+        root.removeFilter(keep)
 
 
 @contextmanager
@@ -290,6 +326,40 @@ def stopped_by_signals() -> Iterator[tuple[threading.Event, Callable[[], None]]]
             signal.signal(number, handler)
 
 
+_starts = threading.local()  # whether a thread starts a JVM now
+
+
+def _spare_jvm() -> None:
+    """Ignore SIGTERM in a process that becomes a JVM, as pyspark does with SIGINT: what is ignored, a JVM leaves so."""
+    if getattr(_starts, "now", False):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_spare_jvm)
+
+
+@contextmanager
+def _shielded(*, takes_signals: bool) -> Iterator[None]:
+    """Start a JVM that SIGTERM does not end.
+
+    Args:
+        takes_signals: pyspark may take SIGINT, for which it raises KeyboardInterrupt wherever it is.
+    """
+    from pyspark.core import context
+
+    ours: Any = context
+    before = ours.signal
+    if not takes_signals:
+        ours.signal = SimpleNamespace(SIGINT=signal.SIGINT, signal=lambda *_: None)
+    _starts.now = True
+    try:
+        yield
+    finally:
+        _starts.now = False
+        ours.signal = before
+
+
 @contextmanager
 def spark_failures() -> Iterator[None]:
     """Turn what Spark raises into :class:`JobFailed`.
@@ -302,16 +372,81 @@ def spark_failures() -> Iterator[None]:
 
     try:
         yield
-    except (PySparkException, Py4JError) as error:
-        raise JobFailed(one_line(str(error))) from error
+    except (PySparkException, Py4JError, ConnectionError) as error:
+        if _is_without_jvm(error):
+            raise JobFailed(_GONE) from error
+        if isinstance(error, ConnectionError):
+            raise
+        raise JobFailed(reason(error)) from error
 
 
-def one_line(text: str) -> str:
-    """Return the line that says most of what Spark reports: that of our own error, else of Python's, else the first."""
+def _is_without_jvm(error: BaseException) -> bool:
+    """Tell whether an error came about because nobody answers any more."""
+    from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+    from pyspark import SparkContext
+
+    if isinstance(error, Py4JNetworkError):
+        return True
+    if isinstance(error, ConnectionError):
+        frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+        return any(name.startswith("py4j.") for name in frames)
+    process = getattr(SparkContext._gateway, "proc", None)
+    has_ended = process is not None and process.poll() is not None
+    return isinstance(error, Py4JError) and not isinstance(error, Py4JJavaError) and has_ended
+
+
+def reason(error: BaseException) -> str:
+    """Return the line that says most of an exception of Spark's, with those within it."""
+    stacks: list[str] = []
+    within: Any = error
+    while within is not None:
+        if stack := getattr(within, "_stackTrace", None):
+            stacks.append(f"Caused by: {stack}")
+        within = getattr(within, "_cause", None)
+    return one_line(str(error), "\n".join(stacks))
+
+
+def one_line(text: str, stack: str = "") -> str:
+    """Return the line that says most of what Spark reports: that of our own error, else of Python's, else the first.
+
+    Where that says little it is the cause that Java names.
+
+    Args:
+        stack: of Java, where ``text`` has none.
+    """
     for pattern in (_OUR_ERROR, _PYTHON_ERROR, _OF_QUERY):
         if found := pattern.findall(text):
-            return str(found[-1]).strip()
-    return next((line.strip() for line in text.splitlines() if line.strip()), "Spark failed and does not say why")
+            said = str(found[-1]).strip()
+            break
+    else:
+        said = next((line.strip() for line in text.splitlines() if line.strip()), "Spark failed and does not say why")
+    return (_cause(f"{text}\n{stack}") or said) if _SAYS_LITTLE.match(said) else said
 
 
-__all__ = ["JobFailed", "Runner", "Shown", "one_line", "run_command", "spark_failures", "stopped_by_signals"]
+def _cause(text: str) -> str:
+    """Return the cause that a stack of Java's names, with the place that one around it names; empty: it names none."""
+    whole = [_without_classes(each.strip()) for each in _OF_JAVA.findall(text)]
+    useful = [each for each in whole if each and not _SAYS_LITTLE.match(each)]
+    if not useful:
+        return ""
+    said = next((each for each in useful if _CONDITION.match(each)), useful[-1])
+    place = next((found[0] for each in whole if (found := _URL.search(each))), "")
+    return said if "/" in said or not place or _CONDITION.match(said) else f"{said} ({place})"
+
+
+def _without_classes(text: str) -> str:
+    while found := _CLASSES.match(text):
+        text = text[found.end() :]
+    return text
+
+
+__all__ = [
+    "JobFailed",
+    "Runner",
+    "Shown",
+    "one_line",
+    "reason",
+    "run_command",
+    "spark_failures",
+    "stopped_by_signals",
+]

@@ -7,6 +7,7 @@
     DIRECTORY/.staged/...           what is being written
     CHECKPOINT/job.json             which job this is, and the name that its files have
     CHECKPOINT/job.lock             held by the one that runs
+    CHECKPOINT/rows/, bad/          the checkpointLocation of each query
 
 The rules of this file: a file gets its name by a rename, when it is durable; a micro-batch that is repeated replaces
 its files before anything else is written; a checkpoint belongs to one job, and to one process at a time.
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 NAME_BYTES = 8
 STARTS_MAX = 12
 LOCK = "job.lock"
+JOB = "job.json"
+ROWS, BAD = "rows", "bad"
 STARVED = "Python worker failed to connect back"  # within 10 s, which Spark has as a constant
 _UNFINISHED = re.compile(r"\.+\d+\.[0-9a-f-]+\.tmp(\.crc)?")  # as Spark names what it writes and then renames
 COLUMNS = "topic,partition,log_id,offset,timestamp,trace_id,body"
@@ -81,7 +84,7 @@ def claimed(checkpoint: str, job: Mapping[str, str]) -> Iterator[str]:
 
 
 def _name(directory: Path, job: dict[str, str]) -> str:
-    path = directory / "job.json"
+    path = directory / JOB
     if path.exists():
         try:
             known = json.loads(path.read_text(encoding="utf-8"))
@@ -200,11 +203,11 @@ class Queries:
         self._starters: list[Callable[[], Any]] = []
         self._has_bad = False
 
-    def to_topic(self, frame: DataFrame, sink: Mapping[str, str], query: str = "rows") -> None:
+    def to_topic(self, frame: DataFrame, sink: Mapping[str, str], query: str = ROWS) -> None:
         """Publish rows."""
         self._starters.append(self._writer(frame, query).format("nsq").options(**sink).start)
 
-    def to_files(self, frame: DataFrame, directory: str, *, by_hour: bool, query: str = "rows") -> None:
+    def to_files(self, frame: DataFrame, directory: str, *, by_hour: bool, query: str = ROWS) -> None:
         """Write rows as Parquet files."""
         files = BatchFiles(directory, self._name, by_hour=by_hour)
         self._starters.append(self._writer(frame, query).foreachBatch(files).start)
@@ -226,11 +229,11 @@ class Queries:
                 "if(is_valid_utf8(cast(body AS string)), cast(body AS string), NULL) AS body, "
                 "base64(body) AS body_base64)) AS body"
             )
-            self.to_topic(told, {**sink, "topic": flags.bad_topic}, "bad")
+            self.to_topic(told, {**sink, "topic": flags.bad_topic}, BAD)
         elif flags.bad_rows:
-            self.to_files(counted, flags.bad_rows, by_hour=True, query="bad")
+            self.to_files(counted, flags.bad_rows, by_hour=True, query=BAD)
         else:
-            self._starters.append(self._writer(counted, "bad").foreachBatch(_FailAtBadRow()).start)
+            self._starters.append(self._writer(counted, BAD).foreachBatch(_FailAtBadRow()).start)
         self._has_bad = True
 
     def wait(self, runner: Runner, work: Work, counted: Mapping[str, str] | None = None) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from flintmq.errors import FlintError, NsqdError
+from flintmq.pipeline.streams import ROWS
 from flintmq.spark.broker import TOPIC_NOT_EXIST, NotByOffset
 from flintmq.spark.discovery import all_topics, nsqds_of_topic
 from flintmq.spark.offsets import LISTED_MAX
@@ -35,14 +36,15 @@ def await_topics(
         given: options of format nsq for reading.
         wait_s: seconds in which they may come.
         stop: ends the wait, and the job that looks at it next.
-        checkpoint: of a job; if it has run before nothing is asked, as its source tells what has become of topics.
+        checkpoint: the directory of a job; if it has run before nothing is asked, as its source tells what has become
+            of topics.
         known: topics that the job has read before.
 
     Raises:
         NsqdError: a topic is nowhere; it lists those that are, where an nsqlookupd tells.
         FlintError: nobody who could know answers.
     """
-    if checkpoint and any((Path(checkpoint) / "offsets").glob("[0-9]*")):
+    if checkpoint and any((Path(checkpoint) / ROWS / "offsets").glob("[0-9]*")):
         return
     options = SourceOptions.parse(given)
     wanted = set(options.named_topics) - set(known)
