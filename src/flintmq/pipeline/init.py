@@ -127,6 +127,8 @@ def run(arguments: Sequence[str]) -> int:
         raise UsageError("name one directory: flintmq pipeline init --declarative DIRECTORY; flags are --name=value")
     if not options.declarative:
         raise UsageError("say --declarative; a pipeline in TOML is one file, docs/pipelines.md has one to copy")
+    if options.to_topic == options.topic:
+        raise UsageError("that is the topic itself: give another --to-topic")
     for path in init(Path(words[0]), options):
         print(path)
     print(f"cd {words[0]} && SPARK_CONF_DIR=conf spark-pipelines run")
