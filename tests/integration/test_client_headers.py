@@ -81,7 +81,7 @@ def test_a_topic_without_headers(nsqd: Nsqd, flavour: Flavour):
         with pytest.raises(PublishRefused, match="E_EXT_NOT_SUPPORT") as caught:
             producer.call(lambda it: it.pub(topic, b"b", headers={"a": "b"}))
         assert caught.value.retryable is False
-        with pytest.raises(OptionError, match="needed here"):
+        with pytest.raises(OptionError, match="trace_id=5 is not allowed; it needs a partition"):
             producer.call(lambda it: it.pub(topic, b"b", trace_id=5))
         producer.call(lambda it: it.pub(topic, b"c"))
     with (
@@ -147,7 +147,7 @@ def test_several_messages_with_trace_ids(nsqd: Nsqd, nsqlookupd: Nsqlookupd, fla
         ({"trace_id": [1, 2, 3], "partition": 0}, OptionError, "one for each of the 2"),
         ({"trace_id": [1, -1], "partition": 0}, OptionError, "trace_id"),
         ({"trace_id": "12", "partition": 0}, OptionError, "trace_id"),
-        ({"trace_id": 1}, OptionError, "needed here"),
+        ({"trace_id": 1}, OptionError, "it needs a partition"),
         ({"headers": "a=b"}, TypeError, "a mapping from names to values"),
         ({"headers": [1, 2]}, TypeError, "a mapping from names to values"),
         ({"headers": {"a": "b"}, "delay": 1}, OptionError, "without headers"),
