@@ -297,14 +297,14 @@ class Actions:
         Args:
             when: ``beginning``, ``end``, a time as ``2026-11-23T14:00:00Z``, or a duration such as ``1h30m`` (ago).
         """
-        order: list[Question[Any]] = []
 
         def check() -> None:
             checked(topic, channel, confirm)()
-            order.append(nsqd_questions.set_offset(topic, channel, read_start(when)))
+            read_start(when)
 
         async def work(outcome: Outcome) -> None:
-            await self._each("nsqd", await self._holders(topic, outcome), order[0], outcome)
+            question = nsqd_questions.set_offset(topic, channel, read_start(when))
+            await self._each("nsqd", await self._holders(topic, outcome), question, outcome)
 
         text = f"set channel {topic}/{channel} to {when}"
         return await self._change(visitor, "admin", "set_channel", text, work, check, topic=topic, channel=channel)

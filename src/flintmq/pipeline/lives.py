@@ -206,8 +206,8 @@ def _files(path: str) -> list[str]:
     Raises:
         FlintError: it is in a table whose files cannot be told, or has tables below it.
     """
-    from flintmq.pipeline.parquet import Wanted, find_files
-    from flintmq.spark.lake.table import table_around, table_at
+    from flintmq.pipeline.parquet import Wanted, check_no_table_below, find_files
+    from flintmq.spark.lake.table import table_around
 
     name = path.removeprefix("file://")
     local = Path(name)
@@ -215,9 +215,7 @@ def _files(path: str) -> list[str]:
         return [path]  # Spark knows whether it is there
     if table_around(local.resolve()) is not None:
         return [str(each) for each in find_files(local, Wanted())]
-    for below in {above for each in local.glob("**/*.parquet") for above in each.relative_to(local).parents}:
-        if (table := table_at(local / below)) is not None:
-            raise FlintError(f"{path}: {table[0]} in it is a table of the format {table[1]}: give it by itself")
+    check_no_table_below(local, local.glob("**/*.parquet"))
     return [path]
 
 

@@ -10,7 +10,7 @@ there, or has another type, is an error that says what there is.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -186,13 +186,22 @@ def find_files(path: Path, wanted: Wanted) -> list[Path]:
             found.append(each)
             if len(found) > FILES_MAX:
                 raise FilesError(path, f"more than {FILES_MAX} files; name a directory below it")
-        for parent in {above for each in found for above in each.relative_to(path).parents}:
-            if (below := table_at(path / parent)) is not None:
-                reason = f"{below[0]} is a table of the format {below[1]}: give it, and what is beside it, one by one"
-                raise FilesError(path, reason)
+        check_no_table_below(path, found)
     if not found:
         raise FilesError(path, "there are no Parquet files (*.parquet)")
     return [each for each in sorted(found) if wanted.may_be_in(each)]
+
+
+def check_no_table_below(path: Path, files: Iterable[Path]) -> None:
+    """See that no table of Delta or Iceberg lies below a directory: its files would be read whether they count or not.
+
+    Raises:
+        FilesError: one does, above one of these files.
+    """
+    for parent in {above for each in files for above in each.relative_to(path).parents}:
+        if (below := table_at(path / parent)) is not None:
+            reason = f"{below[0]} is a table of the format {below[1]}: give it, and what is beside it, one by one"
+            raise FilesError(path, reason)
 
 
 def _files_of(directory: Path, kind: str) -> list[Path]:

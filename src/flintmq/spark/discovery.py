@@ -20,6 +20,7 @@ from flintmq.client.core.discovery import NODES_PATH, topic_path
 from flintmq.client.core.http import ANSWER_SIZE_MAX
 from flintmq.client.options import ConnectionOptions, join_address
 from flintmq.errors import UNREADABLE_JSON, DiscoveryError
+from flintmq.limits import PARTITION_COUNT_MAX
 from flintmq.names import is_valid_name
 from flintmq.spark.link import lookup_options, with_spark_names
 from flintmq.spark.options import PLAIN, LinkOptions
@@ -93,6 +94,20 @@ def all_topics(lookupds: Sequence[str], timeout_s: float, link: LinkOptions = PL
     answers = _ask_all(lookupds, TOPICS_PATH, timeout_s, link)
     names = {name for answer in answers for name in _list(answer, "topics") if isinstance(name, str)}
     return sorted(name for name in names if is_valid_name(name))
+
+
+def partition_count(lookupds: Sequence[str], topic: str, timeout_s: float, link: LinkOptions = PLAIN) -> int:
+    """Return how many partitions a topic has, whoever serves them; raises as :func:`nsqds_of_topic`.
+
+    It is 0 where the topic has none, or where only nsqlookupds of NSQ's answer, which do not know of them.
+    """
+    counts = [0]
+    for answer in _ask_all(lookupds, topic_path(topic, "r"), timeout_s, link):
+        meta = answer.get("meta")
+        count = meta.get("partition_num") if isinstance(meta, dict) else None
+        if isinstance(count, int) and 0 < count <= PARTITION_COUNT_MAX:
+            counts.append(count)
+    return max(counts)
 
 
 def _ask_all(lookupds: Sequence[str], path: str, timeout_s: float, link: LinkOptions) -> list[Mapping[str, Any]]:

@@ -16,15 +16,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from flintmq.client.blocking.http import get
-from flintmq.client.core.discovery import topic_path
-from flintmq.client.core.topology import parse_answer
 from flintmq.clock import Clock, SystemClock
 from flintmq.errors import DiscoveryError, FlintError, OptionError
 from flintmq.spark.broker import FAILURES, POOL, PartitionLog, TopicLogs, is_final
-from flintmq.spark.discovery import FAILING, LookupRefused, all_topics, nsqds_of_topic
+from flintmq.spark.discovery import LookupRefused, all_topics, nsqds_of_topic, partition_count
 from flintmq.spark.errors import LogAway, LogTwice
-from flintmq.spark.link import lookup_options, with_spark_names
 from flintmq.spark.offsets import RESERVED_TOPICS, PartitionKey
 from flintmq.spark.options import SourceOptions
 from flintmq.spark.retry import FIRST_PAUSE_S, PAUSE_MAX_S, Retries
@@ -349,34 +345,18 @@ class Surveyor:
 
     def _partition_counts(self) -> dict[str, int]:
         """Ask nsqlookupd how many partitions the topics that it has told of have, whoever serves them."""
-        retries = Retries(self._options.retries, self._sleep)
+        options = self._options
+        retries = Retries(options.retries, self._sleep)
         while True:
             try:
-                return {topic: self._partition_count(topic) for topic in self._discovered}
+                return {
+                    topic: partition_count(options.lookupd, topic, options.connect_timeout, options.link)
+                    for topic in self._discovered
+                }
             except DiscoveryError as error:
+                if isinstance(error, LookupRefused):
+                    raise
                 retries.failed(error, "discovery")
-
-    def _partition_count(self, topic: str) -> int:
-        """Return how many partitions a topic has; 0: it has none, or NSQ's nsqlookupd does not know of them."""
-        options = self._options
-        counts: list[int] = []
-        failures: list[str] = []
-        lookup = lookup_options(options.link, options.connect_timeout)
-        now, only_if_none = FAILING.due(options.lookupd)
-        path = topic_path(topic, "r")
-        for address in (*now, *only_if_none):
-            if counts and address in only_if_none:
-                break
-            try:
-                url = address if "://" in address else f"http://{address}"
-                meta = parse_answer(*get(url + path, options.connect_timeout, lookup, time.monotonic)).meta
-            except (OSError, DiscoveryError) as error:
-                failures.append(f"{address}: {with_spark_names(str(error))}")
-            else:
-                counts.append(0 if meta is None else meta.partition_num)
-        if not counts:
-            raise DiscoveryError(f"no nsqlookupd answers {path}: " + "; ".join(failures))
-        return max(counts)
 
     def _ask_patiently(self, address: str, topics: list[str], timestamp_ns: int | None) -> list[TopicLogs]:
         retries = Retries(self._options.retries, self._sleep)

@@ -6,6 +6,7 @@ Rules of this file: of several nsqd each shows its own; NSQ's own cannot, and th
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 from flintmq.client.admin.results import PeekedMessage
@@ -16,6 +17,7 @@ from flintmq.tools.shell.stats import only_channel
 
 CANNOT = "show the messages of a channel"
 _WORDS = {"next": "waits", "in_flight": "in flight", "deferred": "deferred"}
+WHATS = tuple(_WORDS)
 
 
 def run(given: argparse.Namespace) -> int:
@@ -28,17 +30,9 @@ def run(given: argparse.Namespace) -> int:
     channel = given.channel or only_channel(link, given.topic)
     rows: list[tuple[str, str, PeekedMessage]] = []
     admins = link.nsqds(given.topic)
-    for what in [given.what] if given.what else _WORDS:
-
-        def ask(admin: Any, what: str = what) -> list[PeekedMessage]:
-            found: list[PeekedMessage] = admin.peek(
-                given.topic, channel, what, count=given.count, max_body=given.max_body, partition=given.partition
-            )
-            return found
-
-        missing = f"topic {given.topic} or its channel {channel} is not there"
-        for admin, messages in link.each(admins, ask, missing, CANNOT):
-            rows += [(what, admin.address, message) for message in messages]
+    for what in [given.what] if given.what else WHATS:
+        shown = peeked(link, admins, given, channel, what, given.count, given.max_body)
+        rows += [(what, admin.address, message) for admin, messages in shown for message in messages]
     if given.json:
         say_json(
             {"state": _WORDS[what], **peeked_fields(message, given.topic, channel, node)}
@@ -57,6 +51,30 @@ def run(given: argparse.Namespace) -> int:
             f"channel {channel} of topic {given.topic} has nothing",
         )  # fmt: skip
     return 0
+
+
+def peeked(
+    link: Link, admins: Sequence[Any], given: argparse.Namespace, channel: str, what: str, count: int, max_body: int
+) -> list[tuple[Any, list[PeekedMessage]]]:
+    """Return the messages of a channel that nsqds show, by nsqd; one that does not answer is told.
+
+    Args:
+        given: names topic and partition.
+        what: one of ``WHATS``.
+        count: at most so many of each nsqd, 1 to 100.
+        max_body: at most so many bytes of each body.
+
+    Raises:
+        FlintError: there is no such channel, or no nsqd that can show it.
+    """
+
+    def ask(admin: Any) -> list[PeekedMessage]:
+        found: list[PeekedMessage] = admin.peek(
+            given.topic, channel, what, count=count, max_body=max_body, partition=given.partition
+        )
+        return found
+
+    return link.each(admins, ask, f"topic {given.topic} or its channel {channel} is not there", CANNOT)
 
 
 def peeked_fields(message: PeekedMessage, topic: str, channel: str, node: str) -> dict[str, Any]:

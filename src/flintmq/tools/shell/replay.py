@@ -13,13 +13,13 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from flintmq.client.admin.results import PeekedMessage
 from flintmq.errors import FlintError, PublishError, UsageError
 from flintmq.tools.shell.arguments import NS_PER_S, Place
 from flintmq.tools.shell.lines import Line
 from flintmq.tools.shell.link import Link, NothingThere, NotOurs
 from flintmq.tools.shell.log import Log, LogReader
 from flintmq.tools.shell.output import Progress, confirm, count_of, say, say_json
+from flintmq.tools.shell.peek import WHATS, peeked
 from flintmq.tools.shell.stats import stats
 
 BATCH = 1000
@@ -138,15 +138,8 @@ def _lost(
         return held, held
     seen = 0
     before: dict[str, int] = {}
-    for what in ("next", "in_flight", "deferred"):
-
-        def ask(admin: Any, what: str = what) -> list[PeekedMessage]:
-            found: list[PeekedMessage] = admin.peek(
-                given.topic, given.channel, what, count=PEEKED, max_body=0, partition=given.partition
-            )
-            return found
-
-        for _, messages in link.each(admins, ask, cannot=CANNOT):
+    for what in WHATS:
+        for _, messages in peeked(link, admins, given, given.channel, what, PEEKED, 0):
             seen += len(messages)
             earlier = sum(time_ns is None or each.timestamp_ns < time_ns for each in messages)
             before[what] = before.get(what, 0) + earlier
