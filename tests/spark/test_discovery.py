@@ -13,7 +13,15 @@ from tests.spark.test_reader import ALL, ManualClock, at, numbered, offsets_read
 from flintmq.errors import ConnectionFailed, DiscoveryError
 from flintmq.spark import discovery, retry
 from flintmq.spark.batch_reader import NsqReader
-from flintmq.spark.discovery import BODY_SIZE_MAX, FAILING_PAUSE_MAX_S, Failing, all_nsqds, all_topics, nsqds_of_topic
+from flintmq.spark.discovery import (
+    BODY_SIZE_MAX,
+    FAILING_PAUSE_MAX_S,
+    Failing,
+    all_nsqds,
+    all_topics,
+    nsqds_of_topic,
+    partition_count,
+)
 from flintmq.spark.errors import DataLost, LogAway
 from flintmq.spark.options import SourceOptions
 from flintmq.spark.stream_reader import NsqStreamReader
@@ -86,6 +94,19 @@ def test_nonsense(lookupd, answer):
             all_nsqds((lookupd.address,), 5)
     else:
         assert all_nsqds((lookupd.address,), 5) == []
+
+
+@pytest.mark.parametrize(
+    "meta", [{"partition_num": 1 << 30}, {"partition_num": -1}, {"partition_num": "8"}, {}, None, 5]
+)
+def test_a_count_of_partitions_that_cannot_be_counts_for_nothing(lookupd, meta):
+    path = "/lookup?topic=t&access=r&metainfo=true"
+    lookupd.answers[path] = {"producers": [], "meta": meta}
+    assert partition_count((lookupd.address,), "t", 5) == 0
+    with FakeLookupd() as other:
+        other.answers[path] = {"producers": [], "meta": {"partition_num": 3}}
+        assert partition_count((lookupd.address, other.address), "t", 5) == 3
+    assert lookupd.asked == [path] * 2
 
 
 def test_topics(lookupd):

@@ -19,6 +19,7 @@ from flintmq import sync
 from flintmq.errors import FlintError, UsageError
 from flintmq.options import resolve
 from flintmq.pipeline import lives, trace
+from flintmq.pipeline.parquet import FilesError
 from flintmq.pipeline.runner import Runner
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(2 * SPARK_PATIENCE_S)]
@@ -155,7 +156,7 @@ def test_an_archive_in_a_table_is_read_as_it_is_now(job, traced: Path, tmp_path:
     DeltaTable(str(tmp_path / "trace")).optimize.compact()
     assert len(list((tmp_path / "trace").glob("*.parquet"))) > 1, "what was compacted is still there"
     assert job(f"--path={tmp_path / 'trace'}", "--dry-run") == job(f"--path={traced}", "--dry-run")
-    with pytest.raises(FlintError, match=r"trace in it is a table of the format delta: give it by itself"):
+    with pytest.raises(FilesError, match=r"trace is a table of the format delta: give it, and what is beside it"):
         job(f"--path={tmp_path}")
 
 
