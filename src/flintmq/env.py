@@ -44,7 +44,8 @@ class Env:
         buggify: ``buggify("name")`` is True where a simulation wants rare behaviour (tiny segments, early flushes).
         hostname: this machine's name as shown to peers.
         local_names: further names that mean this machine to itself alone, as its ``/etc/hosts`` has them.
-        has_threads: whether threads may be started that have an event loop of their own; not in a simulation.
+        has_threads: whether threads may be started, for handlers or with an event loop of their own; not in a
+            simulation, where ``run_blocking`` stands for the former.
     """
 
     clock: Clock = field(default_factory=SystemClock)

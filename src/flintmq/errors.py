@@ -34,6 +34,8 @@ Source: the split into local and remote is h11's.
 from __future__ import annotations
 
 import re
+from enum import Enum
+from typing import Final
 
 UNREADABLE_JSON = (ValueError, RecursionError)
 """Errors of reading somebody else's JSON: not JSON, not of that form, not UTF-8, or nested too deeply."""
@@ -250,14 +252,22 @@ class DataPathLocked(StorageError):
         )
 
 
+class _Unknown(Enum):  # one of these stays the same when an exception is pickled, as a bare object would not
+    OPTION = "unknown"
+
+
+UNKNOWN: Final = _Unknown.OPTION
+"""Instead of the value of an option that there is not; None is a value that somebody may give."""
+
+
 class OptionError(FlintError):
-    """A flag, configuration key or environment variable cannot be used.
+    """A flag, configuration key, environment variable or argument cannot be used.
 
     Args:
         option: its name as the user wrote it.
-        value: the value given, or None when the name itself is unknown.
+        value: the value given, or ``UNKNOWN`` when the name itself is unknown.
         allowed: what would have been accepted, in words.
-        source: where it was given: ``flag``, ``environment`` or the path of the file.
+        source: where it was given: ``flag``, ``environment``, ``argument`` of a call, or the path of the file.
     """
 
     def __init__(self, option: str, value: object, allowed: str, source: str = "flag") -> None:
@@ -268,7 +278,7 @@ class OptionError(FlintError):
         self.source = source
 
     def __str__(self) -> str:
-        if self.value is None:
+        if self.value is UNKNOWN:
             return f"{self.source}: unknown option {self.option}; {self.allowed}"
         given = without_credentials(f"{self.option}={self.value!r}")
         return f"{self.source}: {given} is not allowed; {self.allowed}"

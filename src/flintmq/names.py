@@ -14,9 +14,16 @@ _NAME = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?\Z")
 _PLAIN_ON_DISK = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-")
 
 
-def is_valid_name(name: str) -> bool:
+def is_valid_name(name: object) -> bool:
     """Whether ``name`` may name a topic or a channel: 1 to 64 bytes of ``[.a-zA-Z0-9_-]``, optional ``#ephemeral``."""
-    return 0 < len(name) <= NAME_SIZE_MAX and _NAME.match(name) is not None
+    return isinstance(name, str) and 0 < len(name) <= NAME_SIZE_MAX and _NAME.match(name) is not None
+
+
+def why_invalid(what: str, name: object) -> str:
+    """Return what is said of a name that cannot be that of a topic or a channel; ``what`` it should be the name of."""
+    is_text = isinstance(name, str)
+    form = "1 to 64 of [.a-zA-Z0-9_-], optionally #ephemeral" if is_text else f"it is text, not {type(name).__name__}"
+    return f"{what} name {name!r} is not valid: {form}"
 
 
 def is_ephemeral(name: str) -> bool:

@@ -182,6 +182,37 @@ async def test_hooks_producer_and_consumers_start_and_end_in_order(nsqd: MemoryN
     assert nsqd.published("out") == [b'{"was":"x"}', b'{"was":"x"}']
 
 
+async def test_every_hook_is_called_whichever_fails(nsqd: MemoryNsqd, caplog: pytest.LogCaptureFixture):
+    app = App(nsqd_tcp_addresses=nsqd.tcp_address)
+    called: list[str] = []
+
+    @app.consumer("in", "c")
+    async def work(body: bytes) -> None: ...
+
+    @app.on_shutdown
+    def first() -> None:
+        raise ValueError("the first")
+
+    @app.on_shutdown
+    async def second() -> None:
+        called.append("second")
+        await app.producer.pub("out", b"the producer is there for all of them")
+        raise KeyError("the second")
+
+    @app.on_shutdown
+    def third() -> None:
+        called.append("third")
+
+    with pytest.raises(ValueError, match="the first"):
+        async with app:
+            pass
+    assert called == ["second", "third"]
+    assert len(nsqd.published("out")) == 1
+    assert "second" in caplog.text and "failed too" in caplog.text
+    with pytest.raises(RuntimeError):
+        app.producer  # noqa: B018
+
+
 async def test_a_service_that_cannot_start_ends_what_was_started(nsqd: MemoryNsqd):
     app = App(nsqd_tcp_addresses=nsqd.tcp_address)
     ended: list[bool] = []
@@ -202,7 +233,7 @@ async def test_a_service_that_cannot_start_ends_what_was_started(nsqd: MemoryNsq
 
 
 SERVICE = """
-import asyncio, logging, sys
+import asyncio, logging, sys, time
 from flintmq import App
 logging.basicConfig(level=logging.INFO)
 app = App(nsqd_tcp_addresses=sys.argv[1])
@@ -216,9 +247,11 @@ async def work(body: bytes) -> None:
 app.run()
 """
 
+SERVICE_IN_A_THREAD = SERVICE.replace("async def", "def").replace("await asyncio", "time")
 
-def service(nsqd: MemoryNsqd, drain_timeout_s: float) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", SERVICE, nsqd.tcp_address, str(drain_timeout_s)]
+
+def service(nsqd: MemoryNsqd, drain_timeout_s: float, code: str = SERVICE) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", code, nsqd.tcp_address, str(drain_timeout_s)]
     environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
@@ -249,6 +282,18 @@ def test_a_second_signal_does_not_wait(nsqd: MemoryNsqd):
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=SOON_S)  # before the time for draining is over
     assert process.returncode == 128 + signal.SIGTERM
+    assert nsqd.counts("in", "c").unfinished == 1
+
+
+def test_a_handler_in_a_thread_that_hangs_does_not_keep_the_process(nsqd: MemoryNsqd):
+    nsqd.publish("in", b"3600")
+    with service(nsqd, 0.1, SERVICE_IN_A_THREAD) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, out) == (0, ""), err
+    assert "a thread still runs the handler with message" in err
     assert nsqd.counts("in", "c").unfinished == 1
 
 
@@ -378,4 +423,4 @@ async def test_a_body_error_says_what_is_wrong(nsqd: MemoryNsqd):
             message.value  # noqa: B018
         message.finish()
     with pytest.raises(OptionError, match="msgspec"):
-        Consumer("t", "c", type=complex | bytes, nsqd_tcp_addresses=nsqd.tcp_address)  # type: ignore[arg-type]
+        Consumer("t", "c", type=complex | bytes, nsqd_tcp_addresses=nsqd.tcp_address)

@@ -87,8 +87,10 @@ def test_what_cannot_be_deferred(nsqd: Nsqd, flavour: Flavour):
                 producer.call(methodcaller("mpub", topic, [b"a", b"b"], delay=wrong))
         with pytest.raises(LocalProtocolError):
             producer.call(lambda it: it.mpub(topic, [b"a", b""], delay=1))
-        with pytest.raises(PublishRefused, match=r"E_INVALID MDPUB timeout 7200000 out of range 0-3600000"):
-            producer.call(lambda it: it.mpub(topic, [b"a", b"b"], delay=7200))
+        for method, body, command in (("mpub", [b"a", b"b"], "MDPUB"), ("dpub", b"a", "DPUB")):
+            with pytest.raises(PublishRefused, match=f"E_INVALID {command} timeout 7200000 out of range") as refused:
+                producer.call(methodcaller(method, topic, body, delay=7200))
+            assert not refused.value.retryable
         producer.call(lambda it: it.mpub(topic, [b"it", b"goes on"]))
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from tests.integration.daemons import PATIENCE_S
 from tests.integration.flavours import Asyncio, Blocking, Flavour
 
 import flintmq
-from flintmq import App, Consumer, OptionError, Producer, PublishRefused
+from flintmq import App, Consumer, LocalProtocolError, OptionError, Producer, PublishRefused
 from flintmq.testing import MemoryNsqd
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
@@ -53,6 +55,59 @@ def test_nobody_listens(flavour: Flavour):
     assert "is the daemon running, and is this its address?" in last
     assert "Errno" not in last
     assert len(cause) == 1
+
+
+CALLS = [methodcaller("pub", "t", b"x"), methodcaller("mpub", "t", [b"x"]), methodcaller("dpub", "t", b"x", 0)]
+
+
+async def refused_in_this_loop(producer: Producer, why: str) -> None:
+    said = f"^the producer belongs to the event loop it was started in, which {why}.*: .* or use flintmq.sync.Producer"
+    for call in (*CALLS, methodcaller("close")):
+        with pytest.raises(RuntimeError, match=said):
+            await call(producer)
+
+
+def test_a_producer_in_another_event_loop_publishes_nothing():
+    """Else it publishes, and raises that a task is attached to a different loop: a retry publishes once more."""
+
+    async def main(nsqd: MemoryNsqd) -> None:
+        async with Producer(nsqd.tcp_address) as producer:
+            await asyncio.to_thread(asyncio.run, refused_in_this_loop(producer, "is not this one"))
+            await producer.pub("t", b"in its own")  # nothing was closed
+            assert producer.stats().published == 1
+        assert nsqd.published("t") == [b"in its own"]
+
+    with MemoryNsqd() as nsqd:
+        asyncio.run(main(nsqd))
+
+
+def test_a_producer_of_a_loop_that_has_ended():
+    """As a module has one that calls ``asyncio.run`` twice."""
+    producer = Producer(NOBODY)
+    asyncio.run(producer.start())
+    asyncio.run(refused_in_this_loop(producer, "has ended"))
+
+
+def test_a_producer_that_was_not_started():
+    async def main() -> None:
+        producer = Producer(NOBODY)
+        for call in CALLS:
+            with pytest.raises(RuntimeError, match="start the producer first"):
+                await call(producer)
+        await producer.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("topic", [None, b"t", 5])
+def test_a_topic_that_is_no_text(flavour: Flavour, topic: Any):
+    said = re.escape(f"topic name {topic!r} is not valid: it is text, not {type(topic).__name__}")
+    with flavour.producer(NOBODY) as producer:
+        for call in (methodcaller("pub", topic, b"x"), methodcaller("mpub", topic, [b"x"])):
+            with pytest.raises(LocalProtocolError, match=said):
+                producer.call(call)
+        with pytest.raises(OptionError, match=r"^argument: delay=None is not allowed; seconds or a timedelta"):
+            producer.call(methodcaller("dpub", "t", b"x", None))
 
 
 def test_no_nsqlookupd_listens(flavour: Flavour):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import methodcaller
 from typing import Any, TypeVar
 
 import pytest
@@ -157,6 +158,21 @@ def test_one_nsqd(flavour: Flavour, scripted: Scripted, case: Case):
         assert (stats.published, stats.failed) == (0, 1)
     assert stats.retries >= case.count - 1, "more where it was sent to a connection that had been closed"
     assert stats.bytes_in_flight == 0
+
+
+@pytest.mark.parametrize(("method", "body", "command"), [("dpub", b"x", "DPUB"), ("mpub", [b"x", b"y"], "MDPUB")])
+def test_a_delay_that_nsqd_does_not_allow_is_final(
+    flavour: Flavour, scripted: Scripted, method: str, body: Any, command: str
+):
+    """Other reasons for the same code can pass."""
+    refusal = f"E_INVALID {command} timeout 5000 out of range 0-1000"
+    address, fake = scripted.start()
+    left = ["E_INVALID cannot", refusal, OK]
+    fake.answer = lambda *_: left.pop(0)
+    with flavour.producer(address) as producer, pytest.raises(PublishRefused, match=refusal) as refused:
+        producer.call(methodcaller(method, "t", body, delay=5))
+    assert not refused.value.retryable
+    assert left == [OK], "the first is tried again, the second is not"
 
 
 def test_an_mpub_fails_as_a_whole(flavour: Flavour, scripted: Scripted):

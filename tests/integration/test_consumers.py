@@ -26,7 +26,7 @@ from tests.unit.client.fake_nsqd import FakeNsqd
 
 import flintmq.sync
 from flintmq import Consumer, Discard, FinFailed, Requeue
-from flintmq.errors import LocalProtocolError, NsqdError, OptionError
+from flintmq.errors import ConnectionFailed, LocalProtocolError, NsqdError, OptionError
 from flintmq.message import MESSAGE_HEADER
 
 Found = TypeVar("Found")
@@ -140,6 +140,28 @@ def test_how_a_handler_ends_decides(one):
         assert stats_of(consumer).failed == 1
 
 
+@pytest.mark.parametrize("may_block", [False, True])
+@pytest.mark.parametrize("delay", [-0.001, float("nan"), "soon"])
+def test_a_delay_that_is_none_is_a_failure_like_any_other(one, may_block, delay):
+    class Later(Requeue):
+        def __init__(self) -> None:
+            self.delay = delay
+
+    def handler(message: Any) -> None:
+        if message.body == b"raised":
+            raise Requeue(delay)
+        if message.body == b"made":
+            raise Later
+
+    one.add(b"raised", b"made", b"good")
+    options = {"requeue_delay": 2, "max_backoff": 0, "may_block": may_block}
+    with one.consumer(handler, max_in_flight=10, **options) as consumer:
+        wait_until(lambda: one.fake.finished == [b"good"] and len(one.fake.requeued) == 2)
+        assert sorted(one.fake.requeued) == [(b"made", 2000), (b"raised", 2000)]
+        assert stats_of(consumer).failed == 2
+        assert one.fake.session_count == 1
+
+
 def test_a_failure_backs_off_probes_and_comes_back(one):
     is_well = threading.Event()
 
@@ -228,6 +250,21 @@ def test_answers_that_come_too_late_are_told(one):
         assert stats_of(consumer).late == 1
         assert connections_of(consumer) == (one.address,)
     assert isinstance(errors[0], FinFailed)
+
+
+@pytest.mark.parametrize("when", ["with the answer to SUB", "later"])
+def test_an_nsqd_that_breaks_the_protocol_is_told(one, when):
+    errors: list[Exception] = []
+    frame = b"\0\0\0\4\0\0\0\x09"  # of a type that there is not
+    if when != "later":
+        one.fake.after_sub = frame
+    with one.consumer(lambda message: None, on_error=errors.append) as consumer:
+        one.server.call(lambda: one.fake.deliver_unasked(frame))
+        wait_until(lambda: errors)
+        one.fake.after_sub = b""
+        wait_until(lambda: connections_of(consumer) == (one.address,))
+    assert isinstance(errors[0], ConnectionFailed)
+    assert one.address in str(errors[0]) and "not an nsqd?" in str(errors[0])
 
 
 def test_an_nsqd_that_sends_what_nobody_asked_for_is_left(one):

@@ -7,6 +7,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from operator import methodcaller
 from typing import Any
 
 import pydantic
@@ -82,6 +83,23 @@ def test_models_go_through_a_producer_and_back(nsqd: MemoryNsqd, flavour: Flavou
         producer.call(lambda producer: producer.mpub("orders", [Order(id=1), Order(id=2, shop="east")]))
         nsqd.wait_drained("orders", "c", PATIENCE_S)
     assert sorted(seen, key=lambda order: order.id) == [Order(id=1), Order(id=2, shop="east")]
+
+
+def test_what_json_cannot_say_is_told_and_not_published(nsqd: MemoryNsqd, flavour: Flavour):
+    with flavour.producer(nsqd.tcp_address) as producer:
+        for body in ({"price": float("nan")}, [float("inf")]):
+            with pytest.raises(TypeError, match="JSON has no NaN and no infinity; None is its null"):
+                producer.call(methodcaller("pub", "t", body))
+            with pytest.raises(TypeError, match="JSON has no NaN"):
+                producer.call(methodcaller("mpub", "t", [b"x", body]))
+        for headers, said in (
+            ({"a": Plain()}, "objects of type Plain cannot"),
+            ({"a": float("nan")}, "JSON has no NaN"),
+        ):
+            with pytest.raises(TypeError, match=f"^headers are names and values for JSON: {said}"):
+                producer.call(methodcaller("pub", "t", b"x", headers=headers))
+        producer.call(lambda producer: producer.pub("t", {"price": None}))
+    assert nsqd.published("t") == [b'{"price":null}']
 
 
 def test_decode_makes_what_no_type_says(nsqd: MemoryNsqd, flavour: Flavour):

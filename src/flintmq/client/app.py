@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from flintmq.client.aio.consumer import Consumer
 from flintmq.client.aio.lookup import Fetch
 from flintmq.client.aio.producer import Producer
-from flintmq.client.core.handlers import is_async
+from flintmq.client.core.handlers import check_function, is_async
 from flintmq.client.core.message import Message
 from flintmq.client.options import SOURCE, ConnectionOptions, addresses
 from flintmq.env import Env
@@ -137,11 +137,13 @@ class App:
 
     def on_startup(self, function: Function) -> Function:
         """Call a function, plain or async, before anything is connected."""
+        check_function("on_startup", function, may_be_async=True)
         self._on_startup.append(function)
         return function
 
     def on_shutdown(self, function: Function) -> Function:
-        """Call a function, plain or async, when the last handler has ended."""
+        """Call a function, plain or async, when the last handler has ended; also if one before it has raised."""
+        check_function("on_shutdown", function, may_be_async=True)
         self._on_shutdown.append(function)
         return function
 
@@ -260,8 +262,17 @@ class App:
         await self._end()
 
     async def _shut_down(self) -> None:
+        first: Exception | None = None
         for hook in self._on_shutdown:
-            await _call(hook)
+            try:
+                await _call(hook)
+            except Exception as error:
+                if first is None:
+                    first = error
+                else:
+                    log.exception("on_shutdown: %r failed too", hook)
+        if first is not None:
+            raise first
 
     async def _end(self) -> None:
         stack, self._stack = self._stack, None
@@ -270,9 +281,11 @@ class App:
         try:
             await asyncio.gather(*(consumer.close() for consumer in self._consumers))
         finally:
-            await stack.aclose()
-            self._producer = None
-            self._consumers = []
+            try:
+                await stack.aclose()
+            finally:
+                self._producer = None
+                self._consumers = []
 
 
 async def _call(hook: Hook) -> None:
@@ -285,20 +298,21 @@ def adapt(function: Callable[..., Any]) -> tuple[type[Any] | None, Callable[[Mes
     """Return what the bodies for a function are, and a handler that calls it with what it wants.
 
     Raises:
-        OptionError: it does not take a message, a body, or one of each.
+        OptionError: it does not take a message, a body, or one of each; or calling it runs nothing of it.
     """
+    check_function("handler", function, may_be_async=True)
     wants, kind = _wants(function)
     if wants == [True]:
         return kind, function
     if is_async(function):
 
-        async def call_async(message: Message[Any]) -> None:
-            await function(*(message if each else message.value for each in wants))
+        async def call_async(message: Message[Any]) -> object:
+            return await function(*(message if each else message.value for each in wants))
 
         return kind, call_async
 
-    def call(message: Message[Any]) -> None:
-        function(*(message if each else message.value for each in wants))
+    def call(message: Message[Any]) -> object:
+        return function(*(message if each else message.value for each in wants))
 
     return kind, call
 

@@ -17,7 +17,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import cache
-from typing import TypeAlias
+from typing import TypeAlias, cast
+from urllib.parse import urlsplit
 
 from flintmq.client.security import (
     ClientTls,
@@ -92,24 +93,37 @@ def whole(value: int, option: str, minimum: int, maximum: int) -> int:
     Raises:
         OptionError: not a whole number from ``minimum`` to ``maximum``.
     """
-    if not _is_number(value) or value != int(value) or not minimum <= value <= maximum:
+    if not _is_number(value) or not minimum <= value <= maximum or value != int(value):
         raise OptionError(option, value, f"a whole number from {minimum} to {maximum}", SOURCE)
     return value
 
 
-def listed(value: str | Iterable[str], option: str) -> tuple[str, ...]:
-    """Read one address or several, without repetitions and in the order given.
+def listed(
+    value: str | Iterable[str], option: str, allowed: str = "an address, or a list of addresses"
+) -> tuple[str, ...]:
+    """Read one text or several, without repetitions and in the order given: a text is not the list of its letters.
+
+    Args:
+        allowed: what they are, for errors.
 
     Raises:
         OptionError: something else than text was given.
     """
-    items: list[object] = [value] if isinstance(value, str) else list(value)
+    is_one = isinstance(cast(object, value), str | bytes) or not hasattr(value, "__iter__")
     found: dict[str, None] = {}
-    for item in items:
+    for item in cast(Iterable[object], [value] if is_one else value):
         if not isinstance(item, str) or not item.strip():
-            raise OptionError(option, item, "an address, or a list of addresses", SOURCE)
+            raise OptionError(option, item, allowed, SOURCE)
         found[item.strip()] = None
     return tuple(found)
+
+
+def _check_one(address: str, option: str) -> None:
+    """Raise OptionError for several addresses in one text, and for blanks inside of one."""
+    if "," in address:
+        raise OptionError(option, address, 'several addresses are a list: ["a:1", "b:2"]', SOURCE)
+    if len(address.split()) != 1:
+        raise OptionError(option, address, "an address has no blanks; several addresses are a list", SOURCE)
 
 
 def split_address(address: str, option: str = "nsqd_tcp_addresses") -> tuple[str, int]:
@@ -118,6 +132,9 @@ def split_address(address: str, option: str = "nsqd_tcp_addresses") -> tuple[str
     Raises:
         OptionError: no host, or a port that is none.
     """
+    _check_one(address, option)
+    if "://" in address:
+        raise OptionError(option, address, "host:port without http://, such as 127.0.0.1:4150", SOURCE)
     host, colon, port_text = address.rpartition(":")
     if not colon or address.endswith("]"):
         host, port_text = address, str(NSQD_TCP_PORT)
@@ -165,14 +182,24 @@ def http_addresses(value: str | Iterable[str], option: str = "nsqlookupd_http_ad
     """
     found: dict[str, None] = {}
     for item in listed(value, option):
+        _check_one(item, option)
         url = item if "://" in item else f"http://{item}"
         scheme, _, rest = url.partition("://")
-        if scheme not in ("http", "https") or not rest.strip("/"):
+        if scheme not in ("http", "https") or not _is_host_and_port(rest.partition("/")[0]):
             raise OptionError(option, item, "http://host:port, such as http://127.0.0.1:4161", SOURCE)
         found[url.rstrip("/").removesuffix("/lookup")] = None
     if len(found) > NSQLOOKUPD_COUNT_MAX:
         raise OptionError(option, len(found), f"at most {NSQLOOKUPD_COUNT_MAX} addresses", SOURCE)
     return tuple(found)
+
+
+def _is_host_and_port(place: str) -> bool:
+    """Whether a URL may have this between its scheme and its path; the port may be left out."""
+    try:
+        parts = urlsplit(f"//{place}")
+        return bool(parts.hostname) and parts.netloc == place and parts.port != 0
+    except ValueError:  # the port is none, or an IPv6 address is not one
+        return False
 
 
 def addresses(nsqd: str | Iterable[str], lookups: str | Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -199,6 +226,19 @@ def _hostname() -> str:
 def system_env() -> Env:
     """The real world, for a client that was not handed another one."""
     return Env(hostname=_hostname())
+
+
+def checked_env(env: Env | None) -> Env:
+    """Return the world that a client was handed, or the real one.
+
+    Raises:
+        OptionError: it is none.
+    """
+    if env is None:
+        return system_env()
+    if not isinstance(cast(object, env), Env):
+        raise OptionError("env", env, "a flintmq.env.Env, or None for real time and chance", SOURCE)
+    return env
 
 
 _IN_A_CONTEXT = {"tls_ca_file": None, "tls_cert": None, "tls_min_version": "tls1.2", "tls_verify": True}
@@ -382,3 +422,16 @@ class ConnectionOptions:
             deflate=self.compression == "deflate",
             deflate_level=self.deflate_level if self.compression == "deflate" else 0,
         )
+
+
+def checked_options(options: ConnectionOptions | None) -> ConnectionOptions:
+    """Return the options that a client was handed, or the defaults.
+
+    Raises:
+        OptionError: they are something else.
+    """
+    if options is None:
+        return ConnectionOptions()
+    if not isinstance(cast(object, options), ConnectionOptions):
+        raise OptionError("options", options, "a flintmq.ConnectionOptions, or None for its defaults", SOURCE)
+    return options

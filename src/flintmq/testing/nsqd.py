@@ -28,11 +28,13 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from flintmq.batch import EXTENDED, RAW_IDS
 from flintmq.broker.topic import Topic
+from flintmq.client.core.publish import Body, check_topic, checked_bodies
+from flintmq.client.options import DELAY_MAX_S, Seconds, milliseconds
 from flintmq.clock import Clock, SystemClock
 from flintmq.env import Env
 from flintmq.errors import LocalProtocolError
 from flintmq.message import MESSAGE_HEADER, body_position
-from flintmq.names import is_valid_name
+from flintmq.names import is_valid_name, why_invalid
 from flintmq.net.address import format_address
 from flintmq.nsqd.options import NsqdOptions
 from flintmq.nsqd.server import Nsqd
@@ -230,22 +232,24 @@ class MemoryNsqd:
 
     # -- messages --------------------------------------------------------------------------------------------------
 
-    def publish(self, topic: str, *bodies: bytes, delay: float = 0.0) -> None:
+    def publish(self, topic: str, *bodies: Body, delay: Seconds = 0.0) -> None:
         """Publish messages; returns when they are stored.
 
         Args:
-            delay: seconds until they may be delivered.
+            bodies: at least one; bytes, or values that become JSON, as with :meth:`flintmq.Producer.pub`.
+            delay: seconds or a timedelta until they may be delivered; ``--max-req-timeout`` is no limit here.
 
         Raises:
-            LocalProtocolError: the topic's name is not valid, or a body is empty.
+            TypeError: a body is text, which must be encoded, or nothing that JSON can say.
+            LocalProtocolError: the topic's name is not valid, there is no body or one is empty.
+            OptionError: the delay is not a duration from 0 to 365 days.
             StorageError: the disk refused them.
         """
-        _check_name(topic, "topic", "E_BAD_TOPIC")
-        if not all(bodies):
-            raise LocalProtocolError("E_BAD_MESSAGE", "a body is empty; nsqd accepts 1 byte or more")
-        self._await(self._publish(topic, bodies, round(delay * 1000)))
+        check_topic(topic)
+        data = checked_bodies(bodies)
+        self._await(self._publish(topic, data, milliseconds(delay, "delay", 0, DELAY_MAX_S)))
 
-    async def _publish(self, topic: str, bodies: tuple[bytes, ...], defer_ms: int) -> None:
+    async def _publish(self, topic: str, bodies: list[bytes], defer_ms: int) -> None:
         command = "MDPUB" if defer_ms else "MPUB"
         group = self._running().node.publishing.publish(Publish(command, topic, bodies, 1, defer_ms)).source
         waiter = _Waiter()
@@ -284,10 +288,9 @@ class MemoryNsqd:
         Raises:
             LocalProtocolError: a name is not valid.
         """
-        _check_name(topic, "topic", "E_BAD_TOPIC")
-        if channel:
-            _check_name(channel, "channel", "E_BAD_CHANNEL")
-
+        check_topic(topic)
+        if channel and not is_valid_name(channel):
+            raise LocalProtocolError("E_BAD_CHANNEL", why_invalid("channel", channel))
         self._await(self._create(topic, channel))
 
     async def _create(self, topic: str, channel: str) -> None:
@@ -471,10 +474,3 @@ def _stored(topic: Topic) -> Iterable[StoredMessage]:
 def _reachable(address: tuple[str, int] | None) -> str:
     assert address is not None
     return format_address(*address)
-
-
-def _check_name(name: str, what: str, code: str) -> None:
-    if not is_valid_name(name):
-        raise LocalProtocolError(
-            code, f"{what} name {name!r} is not valid: 1 to 64 of [.a-zA-Z0-9_-], optionally #ephemeral"
-        )

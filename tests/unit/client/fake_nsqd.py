@@ -61,6 +61,7 @@ class FakeNsqd:
     Attributes:
         answer: what to say to a publish: OK, SILENCE, HANG_UP or an error text; called with the command and the bodies.
         refuse_identify, refuse_sub: error texts.
+        after_sub: bytes that follow the answer to SUB.
         new_tls: makes the server's side of TLS, when ``features`` grant it.
         is_stuck: it says nothing after the answer to IDENTIFY.
         secrets, secrets_given: what AUTH accepts, and what it was sent.
@@ -79,6 +80,7 @@ class FakeNsqd:
         self.answer: Callable[[str, list[bytes]], str] = lambda command, bodies: OK
         self.refuse_identify = ""
         self.refuse_sub = ""
+        self.after_sub = b""
         self.late = ""
         self.new_tls: NewEngine | None = None
         self.is_stuck = False
@@ -356,7 +358,7 @@ class Session(asyncio.Protocol):
             self._refuse(self.fake.refuse_sub)
             return
         self.subscription = event.topic, event.channel
-        self._out.append(OK_FRAME)
+        self._out.append(OK_FRAME + self.fake.after_sub)
 
     def _refuse(self, error: str) -> None:
         self.send(error_frame(error))

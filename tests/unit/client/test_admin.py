@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from datetime import UTC, datetime, timedelta, timezone
 from types import ModuleType
 from typing import Any
@@ -138,12 +139,39 @@ def test_arguments_that_cannot_be():
     for wrong in ({}, {"message_id": 1, "trace_id": 1}):
         with pytest.raises(OptionError, match="one of message_id and trace_id"):
             nsqd.find_trace("t", **wrong)
-    with pytest.raises(OptionError, match="at least one setting"):
-        nsqd.change_topic_settings("t")
     with pytest.raises(OptionError, match="not set in the same call"):
         nsqd.change_channel_settings("t", "c", ttl=5, inherit="ttl_ms")
     with pytest.raises(OptionError, match="ttl"):
         nsqd.change_channel_settings("t", "c", ttl=-5)
+
+
+@pytest.mark.parametrize(
+    ("ask", "names"),
+    [
+        (nsqd.change_topic, "retention_days, syncdisk, auto_channels and headers"),
+        (nsqlookupd.change_topic, "retention_days, syncdisk, auto_channels, headers, replicas and min_in_sync"),
+        (
+            nsqd.change_topic_settings,
+            "max_attempts, dead_letter_topic, ttl, max_messages, max_bytes, overflow and inherit",
+        ),
+    ],
+)
+def test_a_change_of_nothing_says_all_that_can_be_changed(ask, names):
+    with pytest.raises(OptionError) as refused:
+        ask("t")
+    assert str(refused.value) == f"argument: nothing is to be changed; give at least one of {names}"
+    arguments = {*inspect.signature(ask).parameters} - {"topic", "dry_run"}
+    assert {*re.split(", | and ", names)} == arguments
+
+
+@pytest.mark.parametrize(
+    "kind", [each for module in (clients, blocking) for each in (module.NsqdAdmin, module.LookupdAdmin)]
+)
+def test_what_no_admin_can_be_made_with(kind):
+    with pytest.raises(OptionError, match="address=None is not allowed; the HTTP address of one nsq"):
+        kind(None)
+    with pytest.raises(OptionError, match="options=5 is not allowed; a flintmq"):
+        kind("a:1", options=5)
 
 
 def test_values():

@@ -13,7 +13,7 @@ from tests.unit.client.test_producer import ListedNodes
 from tests.unit.client.world import World, until
 
 from flintmq.client import Consumer, Discard, Requeue
-from flintmq.errors import FinFailed, NsqdError, OptionError, TouchFailed
+from flintmq.errors import DiscoveryError, FinFailed, NsqdError, OptionError, TouchFailed
 from flintmq.message import MESSAGE_HEADER
 from flintmq.wire.identify import ServerFeatures
 
@@ -893,8 +893,12 @@ def test_nsqlookupd_that_fail_take_nothing_away(caplog, client):
     async def scenario(world):
         listed = ListedNodes()
         listed.is_down = True
-        async with discovering(world, listed) as consumer:
+        errors: list = []
+        async with discovering(world, listed, on_error=errors.append) as consumer:
             assert consumer.connections == ()
+            waiting = asyncio.create_task(take(consumer, 1))  # a thread that iterates calls on_error
+            await until(lambda: errors)
+            assert {type(error) for error in errors} == {DiscoveryError}
             await asyncio.sleep(10)
             listed.topics["t"] = ["a"]
             listed.is_down = False
@@ -907,6 +911,8 @@ def test_nsqlookupd_that_fail_take_nothing_away(caplog, client):
             began = world.now
             await until(lambda: consumer.connections)
             assert world.now - began < 2
+            assert not waiting.done()
+            waiting.cancel()
 
     with caplog.at_level(logging.WARNING):
         run(scenario, client=client)

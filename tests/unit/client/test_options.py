@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+import re
 from datetime import timedelta
+from functools import partial
 
 import pytest
 
+import flintmq.sync
 from flintmq.client.options import (
     ConnectionOptions,
     addresses,
@@ -18,7 +22,7 @@ from flintmq.client.options import (
     tcp_addresses,
     whole,
 )
-from flintmq.errors import OptionError
+from flintmq.errors import UNKNOWN, LocalProtocolError, OptionError
 
 
 @pytest.mark.parametrize(("value", "expected"), [(1, 1.0), (0.25, 0.25), (timedelta(minutes=2), 120.0)])
@@ -40,7 +44,14 @@ def test_milliseconds_round_up_but_not_by_binary_fractions(value, expected):
     assert milliseconds(value, "delay") == expected
 
 
-@pytest.mark.parametrize("value", [0, 11, 2.5, True, "3"])
+def test_none_is_a_value_and_not_the_name_of_an_option():
+    with pytest.raises(OptionError, match=r"^argument: delay=None is not allowed; seconds or a timedelta from 0 to"):
+        seconds(None, "delay")  # type: ignore[arg-type]
+    unknown = pickle.loads(pickle.dumps(OptionError("dalay", UNKNOWN, "did you mean delay?", "flag")))
+    assert str(unknown) == "flag: unknown option dalay; did you mean delay?"
+
+
+@pytest.mark.parametrize("value", [0, 11, 2.5, True, "3", None, float("nan"), float("inf")])
 def test_what_is_no_count(value):
     with pytest.raises(OptionError, match="whole number from 1 to 10"):
         whole(value, "size", 1, 10)
@@ -71,6 +82,25 @@ def test_what_is_no_address(text):
         tcp_addresses(text)
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("http://a:1", "nsqd_tcp_addresses='http://a:1' is not allowed; host:port without http://, such as"),
+        ("a:1,b:2", 'nsqd_tcp_addresses=\'a:1,b:2\' is not allowed; several addresses are a list: ["a:1", "b:2"]'),
+        ("a:1 b:2", "nsqd_tcp_addresses='a:1 b:2' is not allowed; an address has no blanks; several"),
+        ("a b:4150", "nsqd_tcp_addresses='a b:4150' is not allowed; an address has no blanks"),
+        ("::1", "nsqd_tcp_addresses='::1' is not allowed; an IPv6 address with a port is written [::1]:4150"),
+        (["a:1", None], "nsqd_tcp_addresses=None is not allowed; an address, or a list of addresses"),
+        (None, "nsqd_tcp_addresses=None is not allowed; an address, or a list of addresses"),
+        (b"a:1", "nsqd_tcp_addresses=b'a:1' is not allowed; an address, or a list of addresses"),
+        (4150, "nsqd_tcp_addresses=4150 is not allowed; an address, or a list of addresses"),
+    ],
+)
+def test_what_is_wrong_with_an_address_is_said(given, said):
+    with pytest.raises(OptionError, match=re.escape(said)):
+        tcp_addresses(given)
+
+
 def test_one_address_or_several_without_repetitions():
     assert tcp_addresses("a:1") == ("a:1",)
     assert tcp_addresses(["b:2", " a:1 ", "b:2"]) == ("b:2", "a:1")
@@ -84,15 +114,38 @@ def test_one_address_or_several_without_repetitions():
         ("127.0.0.1:4161", "http://127.0.0.1:4161"),
         ("http://l:4161/", "http://l:4161"),
         ("https://l/nsq/lookup", "https://l/nsq"),
+        ("[::1]:4161", "http://[::1]:4161"),
+        ("http://ann:secret@l:4161", "http://ann:secret@l:4161"),
     ],
 )
 def test_http_addresses(text, expected):
     assert http_addresses(text) == (expected,)
 
 
-@pytest.mark.parametrize("text", ["ftp://l:1", "http://", "http:///"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ftp://l:1",
+        "http://",
+        "http:///",
+        "http://:1",
+        "http://l:x",
+        "l:0",
+        "l:99999",
+        "::1",
+        "http://[::1",
+        "l:1?x",
+        "l#",
+    ],
+)
 def test_what_is_no_http_address(text):
-    with pytest.raises(OptionError, match="nsqlookupd_http_addresses"):
+    with pytest.raises(OptionError, match=r"nsqlookupd_http_addresses=.* http://host:port, such as http://127"):
+        http_addresses(text)
+
+
+@pytest.mark.parametrize(("text", "said"), [("a:1,b:2", "addresses are a list"), ("http://a b:1", "has no blanks")])
+def test_what_is_wrong_with_an_http_address_is_said(text, said):
+    with pytest.raises(OptionError, match=f"nsqlookupd_http_addresses={text!r} is not allowed; .*{said}"):
         http_addresses(text)
 
 
@@ -105,6 +158,49 @@ def test_the_number_of_nsqlookupd_is_bounded():
 def test_either_nsqd_or_nsqlookupd(nsqd, lookups):
     with pytest.raises(OptionError, match="not both"):
         addresses(nsqd, lookups)
+
+
+# --- what clients are made with ---
+
+
+@pytest.mark.parametrize("module", [flintmq, flintmq.sync], ids=["asyncio", "sync"])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"options": 5}, "options=5 is not allowed; a flintmq.ConnectionOptions, or None"),
+        ({"options": {}}, "options={} is not allowed; a flintmq.ConnectionOptions, or None"),
+        ({"env": 5}, "env=5 is not allowed; a flintmq.env.Env, or None"),
+    ],
+)
+def test_what_no_client_can_be_made_with(module, given, said):
+    for make in (module.Producer, partial(module.Consumer, "t", "c")):
+        with pytest.raises(OptionError, match=re.escape(said)):
+            make(nsqd_tcp_addresses="a:1", **given)
+
+
+@pytest.mark.parametrize("module", [flintmq, flintmq.sync], ids=["asyncio", "sync"])
+def test_names_that_are_no_text_are_named(module):
+    for topic, channel, said in [
+        (None, "c", "topic name None is not valid: it is text, not NoneType"),
+        (b"t", "c", "topic name b't' is not valid: it is text, not bytes"),
+        ("t", 5, "channel name 5 is not valid: it is text, not int"),
+    ]:
+        with pytest.raises(LocalProtocolError, match=said):
+            module.Consumer(topic, channel, nsqd_tcp_addresses="a:1")
+    with pytest.raises(OptionError, match="desired_tag=None is not allowed; text: at most 100 of"):
+        module.Consumer("t", "c", nsqd_tcp_addresses="a:1", desired_tag=None)
+    with pytest.raises(OptionError, match="producer_id=5 is not allowed; text, at most"):
+        module.Producer("a:1", idempotent=True, producer_id=5)
+
+
+@pytest.mark.parametrize("module", [flintmq, flintmq.sync], ids=["asyncio", "sync"])
+def test_a_text_is_one_topic_to_trace(module):
+    assert module.Producer("a:1", trace="orders").traced == ("orders",)
+    assert module.Producer("a:1", trace=["u", "t"]).traced == ("t", "u")
+    assert module.Producer("a:1").traced == ()
+    for wrong in (None, b"orders", ["orders", None]):
+        with pytest.raises(OptionError, match=r"trace=.* is not allowed; the name of a topic, or a list of such"):
+            module.Producer("a:1", trace=wrong)
 
 
 # --- connection options ---

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import re
+from pathlib import Path
 
 import pytest
 
 import flintmq.sync
-from flintmq import Consumer, ConsumerOptions, Message, Producer, ProducerOptions
+from flintmq import ConnectionOptions, Consumer, ConsumerOptions, Message, Producer, ProducerOptions
 from flintmq.client.core import producer_settings, settings
 from flintmq.client.core.message import ThreadMessage
 from flintmq.errors import OptionError
 
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 CONSUMER = {
     "batches", "channel", "close", "connections", "describe", "is_paused", "is_starved", "max_in_flight", "partitions",
     "pause", "run", "start", "stats", "stop", "topic", "trace", "unpause",
@@ -89,3 +92,15 @@ def test_the_options_of_a_producer_are_keyword_arguments(kind):
     assert kind("a:1", **common).traced == ("t",)
     with pytest.raises(OptionError, match="max_tries"):
         kind("a:1", max_tries=0)
+
+
+def test_the_page_for_who_comes_from_pynsq_names_what_there_is():
+    rows = re.findall(r"^\| (.*) \| (.*) \|$", (DOCS / "from-pynsq.md").read_text(), re.MULTILINE)
+    here = " ".join(re.findall("`([^`]*)`", " ".join(right for _, right in rows)))
+    kinds = (Consumer, Producer, ConnectionOptions)
+    known = {*flintmq.__all__, *flintmq.sync.__all__, *CONSUMER, *PRODUCER, *MESSAGE}
+    known |= {name for kind in kinds for name in inspect.signature(kind).parameters}
+    known |= {*ConsumerOptions.__annotations__, *ProducerOptions.__annotations__}
+    assert "lookup_interval" in here
+    of_python, of_the_page = {"async", "for", "in", "raise"}, {"consumer", "message", "delay", "flintmq", "sync"}
+    assert {*re.findall(r"\w+", here)} - known <= of_python | of_the_page

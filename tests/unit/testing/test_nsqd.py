@@ -8,6 +8,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 
@@ -161,8 +162,19 @@ def test_waiting_ends_and_says_where_the_messages_are(nsqd: MemoryNsqd):
 def test_wrong_use_is_told(nsqd: MemoryNsqd):
     with pytest.raises(LocalProtocolError, match="topic name 'a b' is not valid"):
         nsqd.publish("a b", b"x")
+    with pytest.raises(LocalProtocolError, match="topic name b't' is not valid: it is text, not bytes"):
+        nsqd.publish(b"t", b"x")  # type: ignore[arg-type]
     with pytest.raises(LocalProtocolError, match="empty"):
         nsqd.publish("t", b"")
+    with pytest.raises(LocalProtocolError, match="MPUB of no message; at least one is needed"):
+        nsqd.publish("t")
+    with pytest.raises(TypeError, match="a body is bytes or a value for JSON, not str; encode it first"):
+        nsqd.publish("t", b"x", "text")
+    for delay in (-1, "1", None, float("nan"), 1e12):
+        with pytest.raises(
+            OptionError, match=f"delay={delay!r} is not allowed; seconds or a timedelta".replace("+", ".")
+        ):
+            nsqd.publish("t", b"x", delay=delay)  # type: ignore[arg-type]
     with pytest.raises(LocalProtocolError, match="channel name"):
         nsqd.create("t", "?")
     with pytest.raises(RuntimeError, match="ManualClock"):
@@ -171,6 +183,13 @@ def test_wrong_use_is_told(nsqd: MemoryNsqd):
         nsqd.start()
     with pytest.raises(RuntimeError, match="start it first"):
         MemoryNsqd().publish("t", b"x")
+
+
+def test_bodies_are_those_of_a_producer_and_delays_too():
+    with MemoryNsqd(clock=ManualClock()) as nsqd:
+        nsqd.publish("t", {"id": 1}, bytearray(b"x"), delay=timedelta(hours=2))
+        nsqd.create("t", "c")
+        assert nsqd.published("t") == [b'{"id":1}', b"x"]
 
 
 def test_nothing_is_left_behind():

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
 from flintmq.client.admin import cluster, nsqd, nsqlookupd
 from flintmq.client.admin.question import TIMEOUT_S, Question, as_method, base_url
 from flintmq.client.aio.http import HttpFetch
-from flintmq.client.options import ConnectionOptions, Seconds, seconds
+from flintmq.client.options import ConnectionOptions, Seconds, checked_options, seconds
 from flintmq.client.security import Token
 from flintmq.errors import ConnectionFailed
 
@@ -48,7 +48,7 @@ class Admin:
     ) -> None:
         self.address = base_url(address, self.daemon)
         self._timeout_s = seconds(timeout, "timeout", 0.001, 3600)
-        options = (options or ConnectionOptions()).with_overrides(lookup_token=token)
+        options = checked_options(options).with_overrides(lookup_token=token)
         self._fetch = HttpFetch(options, keeps_connections=False)
 
     def __repr__(self) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from flintmq.client.admin.results import ClusterNode, ClusterPartition, ClusterStatus, ClusterTopic
 
@@ -50,18 +51,35 @@ def is_whole(status: ClusterStatus) -> bool:
     return all(each.level == NOTE for each in troubles(status))
 
 
+def store_away(status: ClusterStatus) -> str:
+    """Tell that who gave this status is without the coordination store; empty: it is not."""
+    if status.store_away_since_s is None:
+        return ""
+    since = datetime.fromtimestamp(status.store_away_since_s, UTC)
+    return (
+        f"this nsqlookupd is without the coordination store since {since:%Y-%m-%d %H:%M:%S} UTC: what it says of nodes "
+        "and leaders is as it was then, it elects nobody, and creates no topic"
+    )
+
+
 def _of_coordination(status: ClusterStatus) -> list[Trouble]:
     subject = f"cluster {status.cluster}"
     found = []
     if status.problem:
         found.append(Trouble(PROBLEM, subject, f"this nsqlookupd takes no part: {status.problem}"))
-    if status.master is None:
+    if away := store_away(status):
+        advice = "is the store there (an etcd, or the nsqlookupd that keeps it), and can it be reached? see the logs"
+        found.append(Trouble(PROBLEM, subject, away, advice))
+    elif status.master is None:
         advice = "is the coordination store there, and a nsqlookupd with --cluster-store? look at their logs"
         text = "no nsqlookupd is the master: nobody is elected, and no topic is created"
         found.append(Trouble(PROBLEM, subject, text, advice))
     elif len(status.lookupds) == 1:
         text = "one nsqlookupd coordinates alone: while it is away, nobody is elected"
         found.append(Trouble(NOTE, subject, text, "start a second one with the same --cluster-store"))
+    if status.settings.get("is_upgrading"):
+        text = "it is being upgraded: no copy is moved, and no node is drained"
+        found.append(Trouble(NOTE, subject, text, "when all nodes are restarted: flintmq cluster upgrade done"))
     for each in status.unreadable:
         text = f"key {each.get('key', '?')} of the store cannot be read: {each.get('reason', '')}"
         advice = "a newer release wrote it, or it was changed by hand: run releases that fit together, or restore it"

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from flintmq.client.admin.question import Question, fields, get, nothing, post, struct, text
+from flintmq.client.admin.question import Question, check_changes, fields, get, nothing, post, struct, text
 from flintmq.client.admin.results import (
     Cancelled,
     DamageState,
@@ -178,30 +178,25 @@ def change_topic(
     Args:
         retention_days, syncdisk, auto_channels: as of :meth:`create_topic`; None leaves it as it is.
         headers: True: messages may carry headers from now on, for good; False leaves it as it is.
+
+    Raises:
+        OptionError: nothing is to be changed.
     """
     query = changes(retention_days, syncdisk, auto_channels, headers)
+    check_changes(query.values(), "retention_days, syncdisk, auto_channels and headers")
     return post("/topic/meta/update", nothing, topic=topic, **query)
 
 
 def changes(
     retention_days: int | None, syncdisk: int | None, auto_channels: bool | None, headers: bool
 ) -> dict[str, Any]:
-    """The parameters of ``/topic/meta/update``.
-
-    Raises:
-        OptionError: nothing is to be changed.
-    """
-    is_closed = None if auto_channels is None else not auto_channels
-    query = {
+    """The parameters of ``/topic/meta/update``; None for what stays as it is."""
+    return {
         "retention": retention_days,
         "syncdisk": syncdisk,
-        "disable_channel_auto_create": is_closed,
+        "disable_channel_auto_create": None if auto_channels is None else not auto_channels,
         "upgradeext": headers or None,
     }
-    if all(value is None for value in query.values()):
-        allowed = "at least one of retention_days, syncdisk, auto_channels and headers"
-        raise OptionError("retention_days", None, allowed, SOURCE)
-    return query
 
 
 def delete_topic(topic: str) -> Question[None]:
@@ -375,8 +370,7 @@ def _changes(named: tuple[Any, ...], inherit: str | Iterable[str]) -> bytes:
         if name in changes:
             raise OptionError("inherit", name, "names of settings that are not set in the same call", SOURCE)
         changes[name] = None
-    if not changes:
-        raise OptionError("inherit", (), "at least one setting to be changed, or to be inherited again", SOURCE)
+    check_changes(changes, "max_attempts, dead_letter_topic, ttl, max_messages, max_bytes, overflow and inherit")
     return msgspec.json.encode(changes)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from flintmq.client.admin.nsqd import changes, creation
-from flintmq.client.admin.question import Question, fields, get, nothing, plan, post, struct, text
+from flintmq.client.admin.question import Question, check_changes, fields, get, nothing, plan, post, struct, text
 from flintmq.client.admin.results import Channels, Found, ListedNode, Nodes, Topics
 from flintmq.client.core.topology import parse_members
 from flintmq.topic_meta import TopicMeta
@@ -156,12 +156,14 @@ def change_topic(
         replicas: copies of each partition, in a cluster; they are made, or taken away, in the background.
         min_in_sync: with fewer copies in sync nothing is acknowledged, in a cluster.
         dry_run: change nothing, and return what would be done; in a cluster only.
+
+    Raises:
+        OptionError: nothing is to be changed.
     """
-    of_cluster: dict[str, Any] = {"replicator": replicas, "min_in_sync": min_in_sync}
-    is_of_cluster_alone = (retention_days, syncdisk, auto_channels, headers) == (None, None, None, False)
-    if not is_of_cluster_alone or of_cluster == {"replicator": None, "min_in_sync": None}:
-        of_cluster |= changes(retention_days, syncdisk, auto_channels, headers)
-    return post("/topic/meta/update", plan, topic=topic, **of_cluster, dry_run=dry_run or None)
+    query = changes(retention_days, syncdisk, auto_channels, headers)
+    query |= {"replicator": replicas, "min_in_sync": min_in_sync}
+    check_changes(query.values(), "retention_days, syncdisk, auto_channels, headers, replicas and min_in_sync")
+    return post("/topic/meta/update", plan, topic=topic, **query, dry_run=dry_run or None)
 
 
 def tombstone(topic: str, node: str, *, restore: bool = False) -> Question[None]:

@@ -9,9 +9,9 @@ Source: NSQ's HTTP API (statuses, ``{"message": ...}``).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 from urllib.parse import urlencode
 
 import msgspec
@@ -54,6 +54,23 @@ class HttpRefused(FlintError):
             advice = ""
         text = f"{self.address} refused {self.request}: {self.status} {self.text}".rstrip()
         return f"{text} ({advice})" if advice else text
+
+
+class NothingToChange(OptionError):
+    """A call that changes something was given nothing to change."""
+
+    def __str__(self) -> str:
+        return f"{self.source}: nothing is to be changed; {self.allowed}"
+
+
+def check_changes(changes: Iterable[object], names: str) -> None:
+    """Raise NothingToChange if there is no change but None.
+
+    Args:
+        names: of all arguments that say a change.
+    """
+    if all(change is None for change in changes):
+        raise NothingToChange(names, None, f"give at least one of {names}", SOURCE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +166,9 @@ def base_url(address: str, daemon: str) -> str:
     Raises:
         OptionError: it is no address.
     """
+    allowed = f"the HTTP address of one {daemon}, such as 127.0.0.1:{_DAEMON_PORTS[daemon]}"
+    if not isinstance(cast(object, address), str):
+        raise OptionError("address", address, allowed, SOURCE)
     scheme, separator, rest = address.partition("://")
     if not separator:
         scheme, rest = "http", address
@@ -156,7 +176,6 @@ def base_url(address: str, daemon: str) -> str:
     has_port = rest.rpartition(":")[2].isdigit() and (rest.count(":") == 1 or "]:" in rest)
     is_bare_ipv6 = rest.count(":") > 1 and not rest.startswith("[")
     if scheme not in ("http", "https") or not rest or not rest.isascii() or set(rest) & set("/?#@ ") or is_bare_ipv6:
-        allowed = f"the HTTP address of one {daemon}, such as 127.0.0.1:{_DAEMON_PORTS[daemon]}"
         raise OptionError("address", address, allowed, SOURCE)
     return f"{scheme}://{rest}" if has_port else f"{scheme}://{rest}:{_DAEMON_PORTS[daemon]}"
 

@@ -66,6 +66,7 @@ class DamageReport(msgspec.Struct, frozen=True):
         first, end: the sequences of the messages that are lost (the end exclusive); 0 when that is not known.
         lost: how many messages are lost.
         is_more_possible: whether there may be more.
+        elsewhere: how many messages a copy in a cluster had and is to get from another one; they are not lost.
     """
 
     at: int
@@ -78,6 +79,7 @@ class DamageReport(msgspec.Struct, frozen=True):
     end: int = 0
     lost: int = 0
     is_more_possible: bool = False
+    elsewhere: int = 0
 
 
 class DamageState(msgspec.Struct, frozen=True):
@@ -366,11 +368,13 @@ class Drain(msgspec.Struct, frozen=True):
     Attributes:
         is_removal: it is forgotten when it has nothing and has ended.
         left: copies that it has.
+        reason: why they stay; empty: they go, or the one that was asked does not know.
     """
 
     node: str
     is_removal: bool = False
     left: int = 0
+    reason: str = ""
 
 
 class ClusterStatus(msgspec.Struct, frozen=True):
@@ -384,6 +388,8 @@ class ClusterStatus(msgspec.Struct, frozen=True):
         unreadable: keys of the store that cannot be read, and why.
         drains: nodes that an operator has everything taken from.
         settings: of the whole cluster: ``balances``, ``balance_window``, ``is_upgrading`` and so on.
+        store_away_since_s: since when that one is without the coordination store, and all of this as it was then, in
+            seconds since 1970; None: it has it, or has been without it for no longer than a lease.
     """
 
     cluster: str
@@ -398,6 +404,7 @@ class ClusterStatus(msgspec.Struct, frozen=True):
     unreadable: list[dict[str, str]] = []
     drains: list[Drain] = []
     settings: dict[str, Any] = {}
+    store_away_since_s: float | None = msgspec.field(name="store_away_since", default=None)
 
     def find_node(self, name: str) -> ClusterNode | None:
         """Return the node with this id, or at this address (``host:port`` of TCP or HTTP)."""

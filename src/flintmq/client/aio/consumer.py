@@ -8,13 +8,14 @@ What it decides: :mod:`flintmq.client.core.consuming`. Rules of this file: one t
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import nullcontext
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 from flintmq.client.aio import handlers
 from flintmq.client.aio.connection import Connection
@@ -24,11 +25,14 @@ from flintmq.client.aio.lookup import Lookup
 from flintmq.client.aio.subscribing import Subscriptions
 from flintmq.client.core.consuming import CLOSE_WAIT_S, DRAIN_SAID_S, DRAIN_WAITS, ConsumerState, Consuming
 from flintmq.client.core.dead_letters import letter_headers
-from flintmq.client.core.handlers import Mode, call_in_place, mode_of
+from flintmq.client.core.handlers import Mode, call_in_place, cancelled_within, check_functions, mode_of, refuse_unrun
 from flintmq.client.core.message import Delivery, Message, ThreadMessage, Value, settle
 from flintmq.client.core.settings import MAX_IN_FLIGHT_MAX, ConsumerOptions, Settings
 from flintmq.client.options import ConnectionOptions, Seconds, seconds, whole
 from flintmq.errors import BodyError, FlintError
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm  # a type, or what is written as one: Model | None
 
 log = logging.getLogger("flintmq.client")
 
@@ -54,8 +58,10 @@ class Consumer(ConsumerState[Value]):
         nsqd_tcp_addresses: ``host:port`` of one nsqd or several; or
         nsqlookupd_http_addresses: ``http://host:port`` of one nsqlookupd or several.
         handler: called with each message; without it, iterate. Returning finishes the message, an exception requeues it
-            and makes the consumer back off; :class:`Requeue` and :class:`Discard` steer.
-        concurrency: how many handlers run at once: tasks for an ``async def``, threads for a plain function.
+            and makes the consumer back off; :class:`Requeue` and :class:`Discard` steer. What a plain function returns
+            is awaited if it can be.
+        concurrency: how many handlers run at once: tasks for an ``async def``, threads of this consumer's own for a
+            plain function.
         inline: call a plain function on the event loop itself; fastest, and it must not block.
         max_in_flight: messages delivered and not answered, over all nsqd. Can be changed while running.
         type: what the bodies are: a type that msgspec reads from JSON (Struct, dataclass, dict, ...), a pydantic model,
@@ -82,6 +88,7 @@ class Consumer(ConsumerState[Value]):
         TypeError: there is no such argument.
     """
 
+    @overload
     def __init__(
         self,
         topic: str,
@@ -92,7 +99,48 @@ class Consumer(ConsumerState[Value]):
         handler: Callable[[Message[Value]], object] | None = None,
         concurrency: int = 1,
         inline: bool = False,
-        type: type[Value] | None = None,  # noqa: A002 - the word that says it
+        type: type[Value] | None = None,
+        decode: Callable[[bytes], Value] | None = None,
+        max_in_flight: int = 200,
+        max_attempts: int = 5,
+        on_giving_up: Callable[[Message[Value]], object] | None = None,
+        dead_letter: str | None = None,
+        ordered: bool = False,
+        options: ConnectionOptions | None = None,
+        **more: Unpack[ConsumerOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        topic: str,
+        channel: str,
+        *,
+        nsqd_tcp_addresses: str | Iterable[str] = (),
+        nsqlookupd_http_addresses: str | Iterable[str] = (),
+        handler: Callable[[Message[Value]], object] | None = None,
+        concurrency: int = 1,
+        inline: bool = False,
+        type: TypeForm[Value],
+        decode: Callable[[bytes], Value] | None = None,
+        max_in_flight: int = 200,
+        max_attempts: int = 5,
+        on_giving_up: Callable[[Message[Value]], object] | None = None,
+        dead_letter: str | None = None,
+        ordered: bool = False,
+        options: ConnectionOptions | None = None,
+        **more: Unpack[ConsumerOptions],
+    ) -> None: ...
+    def __init__(
+        self,
+        topic: str,
+        channel: str,
+        *,
+        nsqd_tcp_addresses: str | Iterable[str] = (),
+        nsqlookupd_http_addresses: str | Iterable[str] = (),
+        handler: Callable[[Message[Value]], object] | None = None,
+        concurrency: int = 1,
+        inline: bool = False,
+        type: TypeForm[Value] | None = None,  # noqa: A002 - the word that says it
         decode: Callable[[bytes], Value] | None = None,
         max_in_flight: int = 200,
         max_attempts: int = 5,
@@ -102,6 +150,7 @@ class Consumer(ConsumerState[Value]):
         options: ConnectionOptions | None = None,
         **more: Unpack[ConsumerOptions],
     ) -> None:
+        check_functions(handler, on_giving_up, more, may_be_async=True)
         settings = self._settings = Settings(
             topic,
             channel,
@@ -205,7 +254,10 @@ class Consumer(ConsumerState[Value]):
         self._consuming.stop()
 
     def cancel_handlers(self) -> None:
-        """Cancel the handlers that still run: their messages go back at once. A thread goes on until it returns."""
+        """Cancel the handlers that still run: their messages go back at once. A thread goes on until it returns.
+
+        For a consumer that was stopped: one that was not ends with a RuntimeError.
+        """
         for task in self._tasks:
             task.cancel()
 
@@ -314,40 +366,54 @@ class Consumer(ConsumerState[Value]):
         handler = self._settings.handler
         if handler is None or self._mode is Mode.INLINE:
             return
-        for _ in range(self._concurrency):
-            self._run_task(handlers.worker(self._mode, self._consuming.inbox, handler, self._settings.env))
+        for number in range(self._concurrency):
+            name = f"flintmq-{self.topic}/{self.channel}-{number}"
+            worker = handlers.worker(self._mode, self._consuming.inbox, handler, self._settings.env, name)
+            self._run_task(worker).add_done_callback(self._worker_ended)
+
+    def _worker_ended(self, task: asyncio.Task[None]) -> None:
+        """End the consumer with a worker that has ended by itself: with the last one it would stand still."""
+        if not self._consuming.is_stopped:
+            self._fail(RuntimeError(f"a worker of {self!r} was cancelled, and the consumer was not stopped"))
 
     def _call_in_place(self, delivery: Delivery) -> None:
         settings = self._settings
         assert settings.handler is not None
-        call_in_place(settings.handler, delivery, settings.attempts_max, self._consuming.give_up)
+        try:
+            call_in_place(
+                settings.handler, delivery, settings.attempts_max, self._consuming.give_up, asyncio.CancelledError
+            )
+        except BaseException as error:
+            self._fail(error)
+            raise
 
     def _settle_given_up(self, message: Message[Any], error: BodyError | None) -> None:
         """Let ``on_giving_up`` and the dead letters have a message, and settle it."""
         callback = self._settings.on_giving_up
         try:
             result = None if callback is None else callback(message)
+            waits = inspect.isawaitable(result)
+            if not waits:
+                refuse_unrun(result)
         except Exception as raised:  # noqa: BLE001 - the application's error is answered with a requeue
             settle(message, raised, is_given_up=True)
             return
-        if asyncio.iscoroutine(result) or self._dead_letters is not None:
-            self._run_task(self._settle_given_up_later(message, error, result if asyncio.iscoroutine(result) else None))
+        except asyncio.CancelledError as raised:
+            settle(message, cancelled_within(raised), is_given_up=True)
+            return
+        if waits or self._dead_letters is not None:
+            self._run_task(self._settle_given_up_later(message, error, result))
         else:
             settle(message, None)
 
-    async def _settle_given_up_later(
-        self, message: Message[Any], error: BodyError | None, callback: Coroutine[Any, Any, object] | None
-    ) -> None:
+    async def _settle_given_up_later(self, message: Message[Any], error: BodyError | None, result: object) -> None:
         try:
-            if callback is not None:
-                await callback
+            await handlers.run_out(result)
             if self._dead_letters is not None and not message.is_answered:
                 headers = letter_headers(message, self.topic, self.channel, error)
                 await self._dead_letters.publish(message.body, headers)
-        except BaseException as raised:
-            settle(message, raised, is_given_up=True)
-            if not isinstance(raised, Exception):
-                raise
+        except BaseException as raised:  # noqa: BLE001 - what is not to be answered is raised again
+            handlers.settle_raised(message, raised, is_given_up=True)
         else:
             settle(message, None)
 
@@ -359,12 +425,13 @@ class Consumer(ConsumerState[Value]):
         else:
             self._loop.call_soon_threadsafe(function)
 
-    def _run_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _run_task(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a task that :meth:`close` waits for."""
         assert self._loop is not None
         task = self._loop.create_task(coroutine)
         self._tasks[task] = None
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
@@ -378,7 +445,7 @@ class Consumer(ConsumerState[Value]):
         if self._settings.on_error is None:
             return
         try:
-            self._settings.on_error(error)
+            refuse_unrun(self._settings.on_error(error))
         except Exception:
             log.exception("on_error raised")
 

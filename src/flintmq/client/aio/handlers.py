@@ -5,28 +5,34 @@ Rules of this file:
 - A worker is one task for its whole life; ``concurrency`` workers take from one inbox, which is the limit for free.
 - The event loop is never kept for longer than ``SLICE_S`` by messages that are there already, so that heartbeats are
   answered and FINs are sent while a long queue is worked off.
-- A thread is handed several messages at once as long as they are fast, one by one when they are slow; what is done is
-  reported at least every ``SLICE_S``, so that no FIN waits for the slow message behind it.
+- A worker that calls a plain function has a thread of its own, so that no handler waits for what else runs in threads.
+- A thread is handed several messages at once as long as they are fast, one by one when they are slow. After ``SLICE_S``
+  what is done is answered, and what has not begun is for others: nothing waits for the slow message in front of it.
+- A handler may return what has yet to run, behind a decorator say: what can be awaited is awaited on the event loop, by
+  the same worker, everything else is a failure. Nothing is finished that was not handled.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+import inspect
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from flintmq.client.core.handlers import AsyncHandler, Handler, Mode, is_async
+from flintmq.client.aio.handler_thread import HandlerThread
+from flintmq.client.core.handlers import AsyncHandler, Handler, Mode, cancelled_within, is_async, refuse_unrun
 from flintmq.client.core.inbox import Inbox
-from flintmq.client.core.message import Message, settle
-from flintmq.clock import Clock
+from flintmq.client.core.message import Message, let_go, settle, was_lost
 from flintmq.env import Env
 
-Done = list[tuple[Message[Any], Exception | None]]
+log = logging.getLogger("flintmq.client")
 
 SLICE_S = 0.01
-SLICE_NS = 10_000_000
 THREAD_BATCH_MAX = 256
+_LOST = Exception("nsqd has taken the message back before the handler was called")
 
 
 async def wait(inbox: Inbox) -> None:
@@ -70,49 +76,140 @@ async def iterate(inbox: Inbox) -> AsyncIterator[Message[Any]]:
             slice_end = time() + SLICE_S
 
 
-def worker(mode: Mode, inbox: Inbox, handler: Handler, env: Env) -> Coroutine[Any, Any, None]:
-    """The coroutine of one worker."""
+def worker(mode: Mode, inbox: Inbox, handler: Handler, env: Env, name: str) -> Coroutine[Any, Any, None]:
+    """The coroutine of one worker.
+
+    Args:
+        name: of its thread, if it has one.
+    """
     if mode is Mode.TASKS and is_async(handler):
         return work(inbox, handler)
-    return work_in_thread(inbox, handler, env)
+    return work_in_thread(inbox, handler, HandlerThread(name) if env.has_threads else None, env)
 
 
 async def work(inbox: Inbox, handler: AsyncHandler) -> None:
     """Be one worker that awaits an ``async def`` handler."""
     async for message in iterate(inbox):
         try:
-            await handler(message)
-        except Exception as error:  # noqa: BLE001 - the application's error is answered with a requeue
-            settle(message, error)
-        except BaseException as error:
-            settle(message, error)
-            raise
+            if (result := await handler(message)) is not None:
+                await run_out(result)
+        except BaseException as error:  # noqa: BLE001 - what is not to be answered is raised again
+            settle_raised(message, error)
         else:
             settle(message, None)
 
 
-async def work_in_thread(inbox: Inbox, handler: Handler, env: Env) -> None:
-    """Be one worker that calls a plain function in a thread."""
+async def run_out(result: object) -> None:
+    """Await what a function returned, and what that gives, until nothing is left that has yet to run.
+
+    Raises:
+        TypeError: it is a generator, which cannot be awaited.
+    """
+    while inspect.isawaitable(result):
+        result = await result
+    refuse_unrun(result)
+
+
+def settle_raised(message: Message[Any], error: BaseException, *, is_given_up: bool = False) -> None:
+    """Answer a message whose handler has raised; what ends the worker too is raised again.
+
+    A cancellation is the application's failure like any other, unless this very task is cancelled.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    if isinstance(error, asyncio.CancelledError) and not task.cancelling():
+        error = cancelled_within(error)
+    settle(message, error, is_given_up=is_given_up)
+    if not isinstance(error, Exception):
+        raise error
+
+
+class _Batch:
+    """Messages in the hands of a thread, which takes them out on the left; the event loop may take the rest back.
+
+    Attributes:
+        current: the handler is called with it now, or was last; the first one is never taken back.
+        waiting: the handler has not been called with these.
+        done: messages, and how the handler ended; for the event loop to answer.
+    """
+
+    __slots__ = ("current", "waiting", "done")
+
+    def __init__(self, messages: list[Message[Any]]) -> None:
+        self.waiting = deque(messages)
+        self.current = self.waiting.popleft()
+        self.done: deque[tuple[Message[Any], BaseException | None]] = deque()
+
+    def settle_done(self) -> None:
+        """Answer what is done."""
+        done = self.done
+        while done:
+            message, error = done.popleft()
+            if error is _LOST:
+                let_go(message)
+            else:
+                settle(message, error)
+
+    def settle_slice(self, inbox: Inbox) -> None:
+        """Answer what is done, and let other workers have what has not begun, or nsqd when the inbox has ended."""
+        self.settle_done()
+        rest: list[Message[Any]] = []
+        try:
+            while True:
+                rest.append(self.waiting.popleft())
+        except IndexError:  # an end that the thread may have come to first
+            pass
+        if not inbox.is_ended:
+            inbox.put_back(rest)
+        else:
+            for message in rest:
+                message.requeue(0)
+
+
+async def work_in_thread(inbox: Inbox, handler: Handler, thread: HandlerThread | None, env: Env) -> None:
+    """Be one worker that calls a plain function in a thread of its own.
+
+    Args:
+        thread: None: there are none, and ``env`` says how what blocks is run.
+    """
+    run_blocking = env.run_blocking if thread is None else thread.run
     loop = asyncio.get_running_loop()
     size = 1
-    while True:
-        batch = _take_several(inbox, size, loop.time())
-        if not batch:
-            if inbox.is_ended:
-                return
-            await wait(inbox)
-            continue
-        began = loop.time()
-        try:
-            _settle(await env.run_blocking(_run, handler, batch, env.clock, _reporter(loop)))
-        except BaseException:
-            # Ended by cancellation or by what is not an Exception: messages not handled yet go back at once. The thread
-            # finds them answered; what it is working on may be delivered twice.
-            for message in batch:
-                if not message.is_answered:
-                    settle(message, asyncio.CancelledError())
-            raise
-        size = min(2 * size, THREAD_BATCH_MAX) if loop.time() - began < SLICE_S else max(1, size // 4)
+    try:
+        while True:
+            messages = _take_several(inbox, size, loop.time())
+            if not messages:
+                if inbox.is_ended:
+                    return
+                await wait(inbox)
+                continue
+            batch = _Batch(messages)
+            began = loop.time()
+            timer = loop.call_later(SLICE_S, batch.settle_slice, inbox) if batch.waiting else None
+            try:
+                returned = await run_blocking(_run, handler, batch, loop.time)
+            except BaseException as error:
+                batch.settle_slice(inbox)
+                _leave(batch.current, error)
+                raise
+            finally:
+                if timer is not None:
+                    timer.cancel()
+            if returned is None:
+                batch.settle_done()
+                size = min(2 * size, THREAD_BATCH_MAX) if loop.time() - began < SLICE_S else max(1, size // 4)
+            else:
+                batch.settle_slice(inbox)
+                size = 1
+                try:
+                    await run_out(returned)
+                except BaseException as error:  # noqa: BLE001 - what is not to be answered is raised again
+                    settle_raised(batch.current, error)
+                else:
+                    settle(batch.current, None)
+    finally:
+        if thread is not None:
+            thread.end()
 
 
 def _take_several(inbox: Inbox, count: int, now: float) -> list[Message[Any]]:
@@ -122,30 +219,37 @@ def _take_several(inbox: Inbox, count: int, now: float) -> list[Message[Any]]:
     return batch
 
 
-def _reporter(loop: asyncio.AbstractEventLoop) -> Callable[[Done], Any]:
-    return lambda done: loop.call_soon_threadsafe(_settle, done)
+def _leave(message: Message[Any], error: BaseException) -> None:
+    """Give back the message that a handler is left with, because its worker is cancelled or what it raised ends it."""
+    if isinstance(error, asyncio.CancelledError):
+        log.warning(
+            "a thread still runs the handler with message %r of %s, attempts %d: it is not waited for",
+            message.id, message.nsqd, message.attempts,
+        )  # fmt: skip
+    if not message.is_answered:
+        settle(message, asyncio.CancelledError())
 
 
-def _run(handler: Handler, batch: Sequence[Message[Any]], clock: Clock, report: Callable[[Done], Any]) -> Done:
-    """Call the handler with each message; runs in a thread. Returns what was not reported yet."""
-    done: Done = []
-    report_at = clock.monotonic_ns() + SLICE_NS
-    for message in batch:
-        if message.is_answered:  # taken back meanwhile
-            continue
+def _run(handler: Handler, batch: _Batch, time: Callable[[], float]) -> Awaitable[object] | None:
+    """Call the handler with each message; runs in a thread. Returns what the current one is to await, if so."""
+    done, waiting = batch.done, batch.waiting
+    message = batch.current
+    while True:
         try:
-            handler(message)
+            if was_lost(message, time()):
+                done.append((message, _LOST))
+            elif (result := handler(message)) is None:
+                done.append((message, None))
+            elif inspect.isawaitable(result):
+                return result
+            else:
+                refuse_unrun(result)
+                done.append((message, None))
         except Exception as error:  # noqa: BLE001 - the application's error is answered with a requeue
             done.append((message, error))
-        else:
-            done.append((message, None))
-        if clock.monotonic_ns() > report_at:
-            report(done)
-            done = []
-            report_at = clock.monotonic_ns() + SLICE_NS
-    return done
-
-
-def _settle(done: Done) -> None:
-    for message, error in done:
-        settle(message, error)
+        except asyncio.CancelledError as error:  # of something that the handler waited for: nobody cancels a thread
+            done.append((message, cancelled_within(error)))
+        try:
+            message = batch.current = waiting.popleft()
+        except IndexError:
+            return None

@@ -215,10 +215,16 @@ class Producer:
             raise
 
     async def close(self) -> None:
-        """Take no more, wait until what was taken has ended (each by its own deadline), and close the connections."""
-        self._is_closed = True
+        """Take no more, wait until what was taken has ended (each by its own deadline), and close the connections.
+
+        Raises:
+            RuntimeError: it was started in another event loop, so it can only be closed there; nothing was changed.
+        """
         if self._sender is None:
+            self._is_closed = True
             return
+        self._check_loop(asyncio.get_running_loop())
+        self._is_closed = True
         self._admission.close()
         try:
             if self._gather is not None:
@@ -293,6 +299,7 @@ class Producer:
             OptionError: an argument is out of range, or two exclude each other.
             PublishRefused: the message is definitely not stored.
             PublishUnknown: the message may be stored.
+            RuntimeError: the producer was not started, or in another event loop; nothing was sent.
         """
         check_topic(topic)
         data = checked_body(body)
@@ -383,6 +390,7 @@ class Producer:
             OptionError: an argument is out of range, or two exclude each other.
             PublishRefused: none is stored.
             PublishUnknown: they may be stored.
+            RuntimeError: as of :meth:`pub`.
         """
         deadline = self._deadline(timeout)
         with self._intake.several(
@@ -399,6 +407,7 @@ class Producer:
             LocalProtocolError: the topic's name is not valid or the body is empty; nothing was sent.
             PublishRefused: the message is definitely not stored; the delay may be longer than nsqd allows.
             PublishUnknown: the message may be stored.
+            RuntimeError: as of :meth:`pub`.
         """
         milliseconds(delay, "delay", 0, DELAY_MAX_S)  # None would be no delay
         await self.mpub(topic, [body], delay=delay, timeout=timeout)
@@ -439,11 +448,24 @@ class Producer:
         self._admission.withdraw(cost, was_granted)
 
     def _deadline(self, timeout: Seconds | None) -> float:
-        if self._loop is None:
-            raise RuntimeError("start the producer first: async with Producer(...) as producer")
+        """Return when a call must have ended; asked before anything of it is queued, maybe in the wrong loop."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._check_loop(loop)
         if self._is_closed:
             raise closed_error()
-        return self._loop.time() + (self._timeout_s if timeout is None else seconds(timeout, "timeout", 0.001))
+        return loop.time() + (self._timeout_s if timeout is None else seconds(timeout, "timeout", 0.001))
+
+    def _check_loop(self, running: asyncio.AbstractEventLoop) -> None:
+        """Raise RuntimeError unless the producer was started, and in the loop that is running."""
+        if self._loop is None:
+            raise RuntimeError("start the producer first: async with Producer(...) as producer")
+        if running is not self._loop:
+            state = "has ended (each asyncio.run makes a new one)" if self._loop.is_closed() else "is not this one"
+            raise RuntimeError(
+                f"the producer belongs to the event loop it was started in, which {state}: start and close a producer "
+                "in each loop, or use flintmq.sync.Producer, which needs none and serves any thread"
+            )
 
     def trace(self, topic: str, on: bool = True) -> None:
         """Trace a topic from now on, or no more: each message is sent traced and logged to ``flintmq.trace``.

@@ -78,6 +78,9 @@ class Subscriptions:
             if subscribing.asks_again(target, error):
                 return await self._connect(target)
             raise
+        if connection.is_lost:  # nsqd sent it away, or broke the protocol, in the same breath
+            assert connection.lost_because is not None
+            raise connection.lost_because
         subscribing.join(connection, target)
         return connection
 

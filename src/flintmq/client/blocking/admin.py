@@ -14,7 +14,7 @@ from typing import ClassVar, Concatenate, ParamSpec, Self, TypeVar
 from flintmq.client.admin import cluster, nsqd, nsqlookupd
 from flintmq.client.admin.question import TIMEOUT_S, Question, as_method, base_url
 from flintmq.client.blocking import http
-from flintmq.client.options import ConnectionOptions, Seconds, seconds, system_env
+from flintmq.client.options import ConnectionOptions, Seconds, checked_options, seconds, system_env
 from flintmq.client.security import Token
 from flintmq.errors import ConnectionFailed
 
@@ -50,7 +50,7 @@ class Admin:
     ) -> None:
         self.address = base_url(address, self.daemon)
         self._timeout_s = seconds(timeout, "timeout", 0.001, 3600)
-        self._options = (options or ConnectionOptions()).with_overrides(lookup_token=token)
+        self._options = checked_options(options).with_overrides(lookup_token=token)
         self._clock = system_env().clock
 
     def __repr__(self) -> str:

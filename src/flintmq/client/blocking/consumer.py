@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from flintmq.client.blocking.connection import Connection
 from flintmq.client.blocking.dead_letters import DeadLetters, LetterProducer
@@ -30,10 +30,14 @@ from flintmq.client.blocking.thread_pool import ThreadPool
 from flintmq.client.blocking.timers import Timers
 from flintmq.client.core.consuming import CLOSE_WAIT_S, DRAIN_SAID_S, DRAIN_WAITS, ConsumerState, Consuming
 from flintmq.client.core.dead_letters import letter_headers
+from flintmq.client.core.handlers import check_functions, refuse_unrun
 from flintmq.client.core.message import Message, Value, settle
 from flintmq.client.core.settings import MAX_IN_FLIGHT_MAX, ConsumerOptions, Settings
 from flintmq.client.options import ConnectionOptions, Seconds, seconds, whole
 from flintmq.errors import BodyError, FlintError
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm  # a type, or what is written as one: Model | None
 
 log = logging.getLogger("flintmq.client")
 
@@ -90,6 +94,7 @@ class Consumer(ConsumerState[Value]):
         TypeError: there is no such argument.
     """
 
+    @overload
     def __init__(
         self,
         topic: str,
@@ -98,7 +103,44 @@ class Consumer(ConsumerState[Value]):
         nsqd_tcp_addresses: str | Iterable[str] = (),
         nsqlookupd_http_addresses: str | Iterable[str] = (),
         handler: Callable[[Message[Value]], object] | None = None,
-        type: type[Value] | None = None,  # noqa: A002 - the word that says it
+        type: type[Value] | None = None,
+        decode: Callable[[bytes], Value] | None = None,
+        max_in_flight: int = 200,
+        max_attempts: int = 5,
+        on_giving_up: Callable[[Message[Value]], object] | None = None,
+        dead_letter: str | None = None,
+        ordered: bool = False,
+        options: ConnectionOptions | None = None,
+        **more: Unpack[ConsumerOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        topic: str,
+        channel: str,
+        *,
+        nsqd_tcp_addresses: str | Iterable[str] = (),
+        nsqlookupd_http_addresses: str | Iterable[str] = (),
+        handler: Callable[[Message[Value]], object] | None = None,
+        type: TypeForm[Value],
+        decode: Callable[[bytes], Value] | None = None,
+        max_in_flight: int = 200,
+        max_attempts: int = 5,
+        on_giving_up: Callable[[Message[Value]], object] | None = None,
+        dead_letter: str | None = None,
+        ordered: bool = False,
+        options: ConnectionOptions | None = None,
+        **more: Unpack[ConsumerOptions],
+    ) -> None: ...
+    def __init__(
+        self,
+        topic: str,
+        channel: str,
+        *,
+        nsqd_tcp_addresses: str | Iterable[str] = (),
+        nsqlookupd_http_addresses: str | Iterable[str] = (),
+        handler: Callable[[Message[Value]], object] | None = None,
+        type: TypeForm[Value] | None = None,  # noqa: A002 - the word that says it
         decode: Callable[[bytes], Value] | None = None,
         max_in_flight: int = 200,
         max_attempts: int = 5,
@@ -108,6 +150,7 @@ class Consumer(ConsumerState[Value]):
         options: ConnectionOptions | None = None,
         **more: Unpack[ConsumerOptions],
     ) -> None:
+        check_functions(handler, on_giving_up, more, may_be_async=False)
         settings = self._settings = Settings(
             topic,
             channel,
@@ -230,7 +273,8 @@ class Consumer(ConsumerState[Value]):
     def _work(self, handler: Callable[[Message[Value]], object]) -> None:
         for message in self._iterate():
             try:
-                handler(message)
+                if (result := handler(message)) is not None:
+                    refuse_unrun(result)
             except BaseException as error:
                 settle(message, error)
                 if not isinstance(error, Exception):
@@ -451,7 +495,7 @@ class Consumer(ConsumerState[Value]):
         callback = self._settings.on_giving_up
         try:
             if callback is not None:
-                callback(message)
+                refuse_unrun(callback(message))
             if self._dead_letters is not None and not message.is_answered:
                 headers = letter_headers(message, self.topic, self.channel, error)
                 self._dead_letters.publish(message.body, headers)
@@ -469,7 +513,7 @@ class Consumer(ConsumerState[Value]):
             if on_error is None:
                 continue
             try:
-                on_error(error)
+                refuse_unrun(on_error(error))
             except Exception:
                 log.exception("on_error raised")
 

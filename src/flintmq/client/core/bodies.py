@@ -24,8 +24,10 @@ Rules of this file:
 from __future__ import annotations
 
 import inspect
+import json
+import re
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, TypeVar, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_args, get_origin
 
 import msgspec
 import msgspec.inspect
@@ -33,19 +35,25 @@ import msgspec.inspect
 from flintmq.client.core.message import Discard, Requeue
 from flintmq.errors import BodyError, OptionError
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm  # a type, or what is written as one: Model | None
+
 Value = TypeVar("Value")
 Read = Callable[[bytes], Value]
 
 REASON_SIZE_MAX = 300
 _ERROR_COUNT_MAX = 3
 _PLAIN_VALUES: tuple[object, ...] = (None, True, 0, 0.5, "", [], {})
+_NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
+"""NaN and the infinities in MessagePack, which is written as quickly as JSON; a number or bytes may look the same."""
+
 _ALLOWED = (
     "a type that msgspec reads from JSON (Struct, dataclass, TypedDict, dict, list, ...), a pydantic model, str or "
     "bytes; for everything else pass decode=, a function that makes the value from the bytes of the body"
 )
 
 
-def reader(kind: type[Value] | None, decode: Read[Value] | None) -> Read[Value]:
+def reader(kind: TypeForm[Value] | None, decode: Read[Value] | None) -> Read[Value]:
     """Return what turns a body into a value, from a consumer's ``type`` and ``decode``; it raises :class:`BodyError`.
 
     Raises:
@@ -60,7 +68,7 @@ def reader(kind: type[Value] | None, decode: Read[Value] | None) -> Read[Value]:
     return _checked(decode, f"what decode={_name(decode)} reads")
 
 
-def decoder(kind: type[Value]) -> Read[Value]:
+def decoder(kind: TypeForm[Value]) -> Read[Value]:
     """Return what turns a body into a value of a type; it raises :class:`BodyError`.
 
     Raises:
@@ -101,7 +109,7 @@ def _as_bytes(body: bytes) -> bytes:
     return body
 
 
-def _msgspec_decode(kind: type[Value]) -> Read[Value]:
+def _msgspec_decode(kind: TypeForm[Value]) -> Read[Value]:
     base = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     if base in (bytes, str, bytearray, memoryview):
         allowed = "bytes or str for a body that is not JSON, without more to say of it"
@@ -137,7 +145,7 @@ def _is_plain(kind: type) -> bool:
         return False
 
 
-def _pydantic_decode(kind: type[Value]) -> Read[Value]:
+def _pydantic_decode(kind: TypeForm[Value]) -> Read[Value]:
     from pydantic import TypeAdapter
 
     adapter = TypeAdapter(kind)
@@ -189,8 +197,11 @@ def _cut(text: str) -> str:
     return text if len(text) <= REASON_SIZE_MAX else f"{text[: REASON_SIZE_MAX - 3]}..."
 
 
-def encoded(value: Any) -> bytes:
+def encoded(value: Any, what: str = "") -> bytes:
     """A value as JSON; pydantic's models as they say it themselves, with the names that they read (aliases).
+
+    Args:
+        what: what it has to be, for errors; a body if empty.
 
     Raises:
         TypeError: it is text, or nothing that JSON can say.
@@ -198,14 +209,36 @@ def encoded(value: Any) -> bytes:
     if isinstance(value, str) or value is None:
         raise TypeError(f"a body is bytes or a value for JSON, not {type(value).__name__}; encode it first")
     try:
-        return msgspec.json.encode(value, enc_hook=_as_raw)
+        data = msgspec.json.encode(value, enc_hook=_as_raw)
+        if data.find(b"null") >= 0:  # which msgspec says for NaN too; "in" would take three times as long
+            _check_floats(value)
+        return data
     except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
-        raise TypeError(f"a body is bytes or a value for JSON, not {type(value).__name__}: {error}") from error
+        what = what or f"a body is bytes or a value for JSON, not {type(value).__name__}"
+        raise TypeError(f"{what}: {error}") from error
+
+
+def _check_floats(value: Any) -> None:
+    """Raise ValueError for NaN and the infinities; what becomes of those of pydantic's models, these say themselves."""
+    try:
+        if _NOT_FINITE.search(msgspec.msgpack.encode(value, enc_hook=_nothing)) is None:
+            return
+    except OverflowError:  # an integer that only JSON can say
+        pass
+    plain = msgspec.to_builtins(value, str_keys=True, builtin_types=(msgspec.Raw,), enc_hook=_nothing)
+    try:
+        json.dumps(plain, allow_nan=False, default=_nothing)
+    except ValueError as error:
+        raise ValueError("JSON has no NaN and no infinity; None is its null") from error
 
 
 def is_model(value: object) -> bool:
     """Whether a value is one of pydantic's models."""
     return _is_pydantic(type(value)) and hasattr(value, "model_dump_json")
+
+
+def _nothing(value: Any) -> None:
+    """Stands for what has no floats of its own."""
 
 
 def _as_raw(value: Any) -> msgspec.Raw:

@@ -36,7 +36,7 @@ from flintmq.client.core.link import Link
 from flintmq.client.core.message import Delivery, Message, Value, is_hex, requeue_failed, take_apart
 from flintmq.client.core.settings import MAX_IN_FLIGHT_MAX, Settings
 from flintmq.client.core.stats import ConsumerStats
-from flintmq.client.core.subscribing import Subscribing, Targets
+from flintmq.client.core.subscribing import Subscribing, Targets, with_address
 from flintmq.client.core.timers import Timers
 from flintmq.client.core.topology import Topology
 from flintmq.client.core.unreadable import BLOCKING, REQUEUED, Unreadable, read_error
@@ -46,6 +46,7 @@ from flintmq.errors import (
     DiscoveryError,
     FinFailed,
     FlintError,
+    ProtocolError,
     RemoteProtocolError,
     ReqFailed,
     TouchFailed,
@@ -115,7 +116,7 @@ class Consuming:
         self.unreadables = Unreadable(settings.topic, settings.channel)
         following = None
         if settings.lookups:
-            following = Following(settings.topic, settings.times, settings.env, ask, self._found)
+            following = Following(settings.topic, settings.times, settings.env, ask, self._found, tell)
         self.subscribing = Subscribing(settings, self.flow, following, targets, lock, tell, self.fail)
         self.decode = settings.decode
         self.call_in_loop = run
@@ -307,6 +308,8 @@ class Consuming:
         with self.lock:  # one that was never subscribed is lost in the thread that opened it
             dropped = sum(len(delivery.records) for delivery in self.inbox.remove(connection))
             self._stats.dropped += dropped
+            if self.flow.has_joined(connection) and isinstance(error, ProtocolError):
+                self._tell(with_address(error, connection.address))
             self.flow.leave(connection, dropped)
             self.subscribing.note_lost()
 

@@ -33,6 +33,7 @@ class Following:
         times: when they are asked.
         ask: asks them; :meth:`answered` is to follow.
         found: told of each answer.
+        failed: told when none of them has answered.
 
     Attributes:
         topology: as said last.
@@ -46,6 +47,7 @@ class Following:
         env: Env,
         ask: Callable[[Wrong], object],
         found: Callable[[Topology], object],
+        failed: Callable[[DiscoveryError], object],
     ) -> None:
         self.topology = Topology()
         self.is_polled = False
@@ -54,6 +56,7 @@ class Following:
         self._env = env
         self._ask = ask
         self._found = found
+        self._failed = failed
         self._timers: Timers | None = None
         self._timer: Timer | None = None
         self._is_asking = False
@@ -83,6 +86,7 @@ class Following:
             if not self._is_blind:
                 self._times.hurry()
             self._is_blind = True
+            self._failed(outcome)
         else:
             self._is_blind = False
             self.topology = outcome

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
 from typing import Any, TypeAlias, TypeGuard
 
@@ -25,6 +25,39 @@ class Mode(Enum):
     THREADS = "worker threads"
 
 
+def check_functions(handler: object, on_giving_up: object, more: Mapping[str, Any], *, may_be_async: bool) -> None:
+    """See that what a consumer is to call can be called, and does its work when it is.
+
+    Args:
+        more: what few consumers set; ``on_error`` and ``telemetry`` are looked at.
+        may_be_async: there is an event loop, on which ``handler`` and ``on_giving_up`` may be awaited.
+
+    Raises:
+        OptionError: one of them cannot be used.
+    """
+    for option, function in (("handler", handler), ("on_giving_up", on_giving_up)):
+        if function is not None:
+            check_function(option, function, may_be_async=may_be_async)
+    if (on_error := more.get("on_error")) is not None:
+        check_function("on_error", on_error)
+    if (telemetry := more.get("telemetry")) is not None and not callable(getattr(telemetry, "around", None)):
+        raise OptionError("telemetry", telemetry, "a flintmq.Telemetry", SOURCE)
+
+
+def check_function(option: str, function: object, *, may_be_async: bool = False) -> None:
+    """Raise OptionError unless calling a function does its work, or gives what can be awaited where that is done."""
+    allowed = "a function, plain or async def" if may_be_async else "a plain function"
+    if not callable(function):
+        raise OptionError(option, function, allowed, SOURCE)
+    if _is(function, inspect.isgeneratorfunction) or _is(function, inspect.isasyncgenfunction):
+        allowed = f"{allowed}; this one has a yield in it, so that calling it runs nothing of it"
+    elif may_be_async or not is_async(function):
+        return
+    else:
+        allowed = f"{allowed}; this one is async def, and nothing here awaits it"
+    raise OptionError(option, getattr(function, "__qualname__", repr(function)), allowed, SOURCE)
+
+
 def mode_of(handler: Handler | None, inline: bool) -> Mode:
     """Decide how a handler is run.
 
@@ -41,14 +74,47 @@ def mode_of(handler: Handler | None, inline: bool) -> Mode:
 
 
 def is_async(handler: Handler) -> TypeGuard[AsyncHandler]:
-    """Whether calling the handler gives a coroutine."""
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
+    """Whether calling the handler gives a coroutine, as far as can be told without calling it."""
+    return _is(handler, inspect.iscoroutinefunction)
+
+
+def _is(function: object, kind: Callable[[Any], bool]) -> bool:
+    """Whether a function is of a kind, or an object is whose class makes it one."""
+    return kind(function) or kind(getattr(function, "__call__", None))  # noqa: B004
+
+
+def refuse_unrun(result: object) -> None:
+    """Raise TypeError if what a function returned has yet to run, as a coroutine or a generator has: nobody runs it.
+
+    Decorators hide what a function is, so that only its result tells. None, which most return, need not be asked about.
+    """
+    if not (inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)):
+        return
+    if callable(close := getattr(result, "close", None)):
+        close()  # else Python warns of a coroutine that was never awaited
+    kind = type(result).__name__
+    raise TypeError(f"the function returned a {kind}, which does nothing before somebody runs it, and nobody does")
+
+
+def cancelled_within(error: BaseException) -> RuntimeError:
+    """Make a failure like any other of a cancellation that nobody meant for the handler."""
+    failure = RuntimeError("something that the handler waited for was cancelled, and the handler itself was not")
+    failure.__cause__ = error
+    return failure
 
 
 def call_in_place(
-    handler: Handler, delivery: Delivery, attempts_max: int, give_up: Callable[[Message[Any]], None]
+    handler: Handler,
+    delivery: Delivery,
+    attempts_max: int,
+    give_up: Callable[[Message[Any]], None],
+    cancelled: type[BaseException],
 ) -> None:
-    """Call a plain function with every message of a read and finish what it leaves unanswered, all in one go."""
+    """Call a plain function with every message of a read and finish what it leaves unanswered, all in one go.
+
+    Args:
+        cancelled: what is raised by whoever waits for something that was cancelled.
+    """
     finished: list[bytes] = []
     for record in delivery.records:
         message = Message(delivery, record)
@@ -56,12 +122,12 @@ def call_in_place(
             give_up(message)
             continue
         try:
-            result = handler(message)
-            if inspect.iscoroutine(result):
-                result.close()
-                raise TypeError("an inline handler is a plain function; this one returned a coroutine")
+            if (result := handler(message)) is not None:
+                refuse_unrun(result)
         except Exception as error:  # noqa: BLE001 - the application's error is answered with a requeue
             settle(message, error)
+        except cancelled as error:
+            settle(message, cancelled_within(error))
         else:
             if mark_finished(message):
                 finished.append(message.id)

@@ -12,11 +12,11 @@ Rules of this file:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from flintmq.client.core.message import Delivery, Message
+from flintmq.client.core.message import Delivery, Message, taken_apart
 from flintmq.wire.client import Record
 
 if TYPE_CHECKING:
@@ -111,6 +111,22 @@ class Inbox:
                 break
         return taken
 
+    def put_back(self, messages: Sequence[Message[Any]]) -> None:
+        """Queue messages in front of all others that were handed out and that nobody has begun with."""
+        if not messages:
+            return
+        self._close_current()
+        self._deliveries.extendleft(reversed(taken_apart(messages)))
+        self.count += len(messages)
+        self._wake(len(messages))
+
+    def _close_current(self) -> None:
+        """Queue what is left of the delivery that is being handed out."""
+        current, self._delivery = self._delivery, None
+        rest, self._records = list(self._records), iter(())
+        if current is not None and rest:
+            self._deliveries.appendleft(current.with_records(rest))
+
     def _drop_rest(self) -> None:
         delivery, self._delivery = self._delivery, None
         rest, self._records = list(self._records), iter(())
@@ -124,10 +140,7 @@ class Inbox:
 
     def remove(self, link: Link | None = None) -> list[Delivery]:
         """Take out what came over ``link``, or everything, without handing it out."""
-        if self._delivery is not None and (rest := list(self._records)):
-            current = self._delivery
-            self._deliveries.appendleft(current.with_records(rest))
-        self._delivery, self._records = None, iter(())
+        self._close_current()
         removed = [delivery for delivery in self._deliveries if link is None or delivery.link is link]
         self._deliveries = deque(delivery for delivery in self._deliveries if delivery not in removed)
         self.count = sum(len(delivery.records) for delivery in self._deliveries)

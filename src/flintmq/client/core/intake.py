@@ -26,7 +26,7 @@ from flintmq.client.core.routing import Routes, check_place
 from flintmq.client.core.sharding import ShardingId, partition_of
 from flintmq.client.options import DELAY_MAX_S, SOURCE, Seconds, milliseconds
 from flintmq.env import Env
-from flintmq.errors import LocalProtocolError, OptionError
+from flintmq.errors import OptionError
 
 AnyHeaders = Mapping[str, object] | Sequence[Mapping[str, object]]
 
@@ -135,8 +135,6 @@ class Intake:
         """
         check_topic(topic)
         data = checked_bodies(bodies)
-        if not data:
-            raise LocalProtocolError("E_BAD_MESSAGE", "MPUB of no message; at least one is needed")
         defer_ms = None if delay is None else milliseconds(delay, "delay", 0, DELAY_MAX_S)
         check_not_delayed(delay, trace_id=trace_id, headers=headers)
         with self._span(routes, topic, data) as (enveloped, carried):

@@ -5,7 +5,7 @@ Rules of this file:
 - ``finish``, ``requeue`` and ``touch`` are plain calls: nothing is waited for. What they ask for is gathered and sent
   as one write per connection when the loop turn ends.
 - They belong to the thread of the event loop. A handler that runs in a thread of its own is handed a
-  :class:`ThreadMessage`, whose calls travel to the loop.
+  :class:`ThreadMessage`, whose calls are checked and noted in that thread; what they send travels to the loop.
 - A message is answered once; a second answer is the application's mistake and raises.
 - An answer for a message that is not ours any more (its connection broke, its time is over) is not an error: nsqd gives
   the message to somebody else. :attr:`Message.is_lost` tells. A FIN is sent all the same, because the work is done. A
@@ -18,13 +18,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import attrgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 import msgspec
 
 from flintmq.client.options import DELAY_MAX_S, MS_PER_S, Seconds, seconds
-from flintmq.errors import UNREADABLE_JSON, BodyError, LocalProtocolError, TouchFailed
+from flintmq.errors import UNREADABLE_JSON, BodyError, LocalProtocolError, OptionError, TouchFailed
 from flintmq.message import JSON, TAG, TAG_HEADER
 from flintmq.wire.client import Record
 from flintmq.wire.extended import Extension, split_body, split_id
@@ -51,10 +53,17 @@ class Requeue(Exception):
 
     Args:
         delay: until it is delivered again, seconds or a timedelta; None: in proportion to its attempts.
+
+    Raises:
+        OptionError: the delay is not a duration.
     """
+
+    delay: Seconds | None = None  # of a subclass that does not call this __init__, too
 
     def __init__(self, delay: Seconds | None = None) -> None:
         super().__init__(delay)
+        if delay is not None:
+            seconds(delay, "delay", maximum=DELAY_MAX_S)
         self.delay = delay
 
 
@@ -64,6 +73,8 @@ class Discard(Exception):
     Args:
         reason: goes to the log.
     """
+
+    reason = ""  # of a subclass that does not call this __init__, too
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
@@ -266,6 +277,9 @@ class Message(Generic[Value]):
         if self._answer:
             raise self._answered("FIN")
         self._answer = FINISHED
+        self._send_finish()
+
+    def _send_finish(self) -> None:
         if self._touched_at is not None:
             self._delivery.link.forget_touched(self.id)
         self._delivery.link.finish(self.id)
@@ -288,6 +302,9 @@ class Message(Generic[Value]):
             owner.requeue_delay_s(self.attempts) if delay is None else seconds(delay, "delay", maximum=DELAY_MAX_S)
         )
         self._answer = REQUEUED
+        self._send_requeue(delay_s, backoff)
+
+    def _send_requeue(self, delay_s: float, backoff: bool) -> None:
         if self._touched_at is not None:
             self._delivery.link.forget_touched(self.id)
         if backoff:
@@ -309,6 +326,9 @@ class Message(Generic[Value]):
             log.warning("message %r is touched after its time was over", self.id)
             return
         self._touched_at = self._delivery.owner.time()
+        self._send_touch()
+
+    def _send_touch(self) -> None:
         self._delivery.link.touch(self.id, self._touch_failed)
 
     def _note_failure(self) -> None:
@@ -345,21 +365,20 @@ class Message(Generic[Value]):
 
 
 class ThreadMessage(Message[Value]):
-    """A message in the hands of a handler that runs in a thread: its answers travel to the event loop."""
+    """A message in the hands of a handler that runs in a thread: what its answers send travels to the event loop."""
 
     __slots__ = ()
 
-    def finish(self) -> None:
-        self._delivery.owner.call_in_loop(super().finish)
+    def _send_finish(self) -> None:
+        self._delivery.owner.call_in_loop(super()._send_finish)
 
-    def requeue(self, delay: Seconds | None = None, *, backoff: bool = False) -> None:
-        if delay is not None:
-            seconds(delay, "delay", maximum=DELAY_MAX_S)
-        again = super().requeue
-        self._delivery.owner.call_in_loop(lambda: again(delay, backoff=backoff))
+    def _send_requeue(self, delay_s: float, backoff: bool) -> None:
+        again = super()._send_requeue
+        self._delivery.owner.call_in_loop(lambda: again(delay_s, backoff))
 
-    def touch(self) -> None:
-        self._delivery.owner.call_in_loop(super().touch)
+    def _send_touch(self) -> None:
+        again = super()._send_touch
+        self._delivery.owner.call_in_loop(lambda: None if self._answer else again())
 
 
 # -- for consumers, in the thread that a message belongs to ------------------------------------------------------------
@@ -385,16 +404,43 @@ def settle(message: Message[Any], error: BaseException | None, *, is_given_up: b
     if message._answer:
         return
     if error is None or isinstance(error, Discard):
-        Message.finish(message)
+        mark_finished(message)
+        message._delivery.link.finish(message.id)
     elif isinstance(error, Requeue):
-        Message.requeue(message, error.delay)
+        try:
+            message.requeue(error.delay)
+        except OptionError as wrong:  # the delay was set to what is none, by a subclass say
+            settle(message, wrong)
     else:
-        Message.requeue(message, 0)
+        message.requeue(0)
 
 
 def requeue_failed(message: Message[Any]) -> None:
     """Requeue a message as one whose handler failed."""
-    Message.requeue(message, backoff=True)
+    message.requeue(backoff=True)
+
+
+def was_lost(message: Message[Any], now: float) -> bool:
+    """:attr:`Message.is_lost` of a message that no handler was called with, for who asks of each: it costs a third."""
+    delivery = message._delivery
+    return now >= delivery.expires_at or delivery.link.is_lost
+
+
+def let_go(message: Message[Any]) -> None:
+    """Let a message go that was lost before the handler could be called with it."""
+    link = message._delivery.link
+    if not link.is_lost:  # else the loss is logged
+        late = "message %r of %s dropped: its handler was not called within %g s"
+        log.warning(late, message.id, link.address, link.msg_timeout_s)
+    message.requeue(0)
+
+
+def taken_apart(messages: Sequence[Message[Any]]) -> list[Delivery]:
+    """Return messages as they were before they were handed out; none of them may have been answered."""
+    return [
+        delivery.with_records([(each.timestamp_ns, each.attempts, each.id, each.body) for each in some])
+        for delivery, some in groupby(messages, attrgetter("_delivery"))
+    ]
 
 
 def mark_finished(message: Message[Any]) -> bool:

@@ -20,7 +20,7 @@ Source: docs/idempotent.md.
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from weakref import WeakSet
 
 from flintmq.client.options import SOURCE
@@ -101,8 +101,9 @@ class Writers:
     __slots__ = ("_count_max", "_free", "_prefix", "_taken", "_total")
 
     def __init__(self, name: str, env: Env, count_max: int = WRITERS_MAX) -> None:
-        if len(name) > NAME_SIZE_MAX or (name and not is_producer_id(name.encode())):
-            raise OptionError("producer_id", name, f"at most {NAME_SIZE_MAX} of [A-Za-z0-9._:-]", SOURCE)
+        is_text = isinstance(cast(object, name), str)
+        if not is_text or len(name) > NAME_SIZE_MAX or (name and not is_producer_id(name.encode())):
+            raise OptionError("producer_id", name, f"text, at most {NAME_SIZE_MAX} of [A-Za-z0-9._:-]", SOURCE)
         run = f"{env.clock.wall_ns() % 2**64:016x}{os.getpid() % 2**24:06x}{env.random.getrandbits(32):08x}"
         self._prefix = f"{name or 'p'}-{run}"
         self._count_max = count_max

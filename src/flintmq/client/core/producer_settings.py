@@ -14,8 +14,10 @@ from flintmq.client.options import (
     Seconds,
     addresses,
     check_keywords,
+    checked_env,
+    checked_options,
+    listed,
     seconds,
-    system_env,
     whole,
 )
 from flintmq.env import Env
@@ -30,7 +32,7 @@ class ProducerOptions(TypedDict, total=False):
             moved, it is tried until its deadline; 3.
         sharding: from a sharding id to a partition: ``murmur3`` as Youzan's Go client, ``java``, or ``mod``. All
             producers of a topic must agree; ``murmur3``.
-        trace: topics to trace from the start, see :meth:`flintmq.Producer.trace`.
+        trace: topics to trace from the start, one or several, see :meth:`flintmq.Producer.trace`.
         telemetry: a span of OpenTelemetry for every publish, its context carried with the message.
         lookup_interval: until a topic's nsqd are looked up again; 60 s.
         lookup_timeout: until an nsqlookupd must have answered; 5 s.
@@ -42,7 +44,7 @@ class ProducerOptions(TypedDict, total=False):
     producer_id: str
     max_tries: int
     sharding: str
-    trace: Iterable[str]
+    trace: str | Iterable[str]
     telemetry: Telemetry | None
     lookup_interval: Seconds
     lookup_timeout: Seconds
@@ -98,9 +100,9 @@ class ProducerSettings:
     ) -> None:
         check_keywords("Producer", more, _DEFAULTS)
         rest: ProducerOptions = {**_DEFAULTS, **more}  # type: ignore[typeddict-item] # its names are known ones
-        self.env = rest["env"] or system_env()
+        self.env = checked_env(rest["env"])
         self.fetch = rest["fetch"]
-        self.options = (options or ConnectionOptions()).with_overrides(
+        self.options = checked_options(options).with_overrides(
             client_id=rest["client_id"], heartbeat_interval=rest["heartbeat_interval"]
         )
         self.nsqd, self.lookups = addresses(nsqd_tcp_addresses, nsqlookupd_http_addresses)
@@ -116,7 +118,7 @@ class ProducerSettings:
             rest["sharding"],
             bool(self.lookups),
         )
-        self._traced = rest["trace"]
+        self._traced = listed(rest["trace"], "trace", "the name of a topic, or a list of such")
         self._telemetry = rest["telemetry"]
 
     def new_intake(self, writers: Writers | None, is_gathered: bool) -> Intake:

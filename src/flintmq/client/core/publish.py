@@ -33,7 +33,7 @@ from flintmq.errors import (
     RemoteProtocolError,
 )
 from flintmq.message import HEADERS_SIZE_MAX, TRACE_ID_HEADER
-from flintmq.names import is_valid_name
+from flintmq.names import is_valid_name, why_invalid
 from flintmq.wire.codes import CODES
 from flintmq.wire.extended import TRACE_ID_MAX, Stored, parse_stored
 
@@ -415,9 +415,7 @@ def messages_cost(bodies: Sequence[bytes]) -> int:
 def check_topic(topic: str) -> None:
     """Raise LocalProtocolError unless a topic can have this name."""
     if not is_valid_name(topic):
-        raise LocalProtocolError(
-            "E_BAD_TOPIC", f"topic name {topic!r} is not valid: 1 to 64 of [.a-zA-Z0-9_-], optionally #ephemeral"
-        )
+        raise LocalProtocolError("E_BAD_TOPIC", why_invalid("topic", topic))
 
 
 def checked_body(body: Any) -> bytes:
@@ -441,13 +439,15 @@ def checked_bodies(bodies: Iterable[Any]) -> list[bytes]:
 
     Raises:
         TypeError: it is one body, of which the parts would be published; or as :func:`checked_body`.
-        LocalProtocolError: as :func:`checked_body`.
+        LocalProtocolError: there is none; or as :func:`checked_body`.
     """
     is_one = isinstance(cast(object, bodies), bytes | bytearray | memoryview | str | Mapping) or is_model(bodies)
     if is_one or not hasattr(bodies, "__iter__"):
         kind = type(bodies).__name__
         raise TypeError(f"several bodies are a list of them, not {kind}; pub() publishes one")
     listed = list(bodies)
+    if not listed:
+        raise LocalProtocolError("E_BAD_MESSAGE", "MPUB of no message; at least one is needed")
     if set(map(type, listed)) == {bytes} and all(listed):
         return cast(list[bytes], listed)  # the common case, checked without a call per body
     return [checked_body(body) for body in listed]
@@ -462,7 +462,8 @@ def checked_headers(headers: Mapping[str, object], trace_id: int | None) -> byte
     """
     if TRACE_ID_HEADER in headers:
         raise LocalProtocolError("E_INVALID_JSON_HEADER", f"header {TRACE_ID_HEADER} is nsqd's own: pass trace_id")
-    data = encoded(dict(headers) if trace_id is None else {**headers, TRACE_ID_HEADER: str(trace_id)})
+    found = dict(headers) if trace_id is None else {**headers, TRACE_ID_HEADER: str(trace_id)}
+    data = encoded(found, "headers are names and values for JSON")
     if len(data) > HEADERS_SIZE_MAX:
         raise LocalProtocolError("E_BAD_EXT", f"headers of {len(data)} bytes, at most {HEADERS_SIZE_MAX}")
     return data
@@ -525,6 +526,14 @@ def refreshes_lookup(error: NsqdError) -> bool:
 def is_bad_message(error: NsqdError, bodies: Sequence[bytes]) -> bool:
     """Whether nsqd refused several messages because of one of them."""
     return error.code in BAD_MESSAGE_CODES and len(bodies) > 1
+
+
+def is_delay_too_long(publish: Publish, error: NsqdError) -> bool:
+    """Whether nsqd refused a publish because its delay is longer than it allows, which no try can change.
+
+    Other reasons for the same code can pass. The words are those of NSQ's nsqd too.
+    """
+    return publish.defer_ms is not None and error.code == "E_INVALID" and " out of range 0-" in error.detail
 
 
 def leaves_open(error: NsqdError) -> bool:

@@ -32,6 +32,7 @@ from flintmq.client.core.publish import (
     Failure,
     Publish,
     is_bad_message,
+    is_delay_too_long,
     is_draining,
     leaves_open,
     refreshes_lookup,
@@ -151,8 +152,9 @@ class RetryRules:
         is_elsewhere = has_moved or error.code in LED_ELSEWHERE_CODES
         may_try = is_elsewhere or is_draining(error) or publish.tries < policy.tries_max
         is_safe = policy.retries_unknown or not is_open or publish.writer is not None
-        if not (error.retryable or is_out_of_sequence) or not may_try or not is_safe:
-            return Failure(error.code, error.detail, error.nsqd, error.retryable)
+        is_retryable = error.retryable and not is_delay_too_long(publish, error)
+        if not (is_retryable or is_out_of_sequence) or not may_try or not is_safe:
+            return Failure(error.code, error.detail, error.nsqd, is_retryable)
         delay_s = retry_delay_s(publish.tries, self._env.random.random())
         if error.code == CONGESTED_CODE:
             delay_s *= CONGESTED_FACTOR

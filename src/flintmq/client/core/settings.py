@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, cast
 
 from flintmq.client.core.bodies import reader
 from flintmq.client.core.discovery import PollTimes
@@ -18,17 +19,22 @@ from flintmq.client.options import (
     Seconds,
     addresses,
     check_keywords,
+    checked_env,
+    checked_options,
     seconds,
-    system_env,
     whole,
 )
 from flintmq.env import Env
 from flintmq.errors import FlintError, LocalProtocolError, OptionError
 from flintmq.limits import ATTEMPTS_MAX
-from flintmq.names import is_valid_name
+from flintmq.names import is_valid_name, why_invalid
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
 
 MAX_IN_FLIGHT_MAX = 1_000_000
 TAG_SIZE_MAX = 100
+_TAG = re.compile("[A-Za-z0-9_-]*")
 
 
 class Telemetry(Protocol):
@@ -43,8 +49,8 @@ class ConsumerOptions(TypedDict, total=False):
     """Options that few consumers set; keyword arguments of both. All durations are seconds or a timedelta.
 
     Attributes:
-        on_error: told of answers that came too late and of nsqd that cannot be used. Called on the event loop, or in a
-            thread that iterates.
+        on_error: a plain function, told of answers that came too late, of nsqd that cannot be used, and each time that
+            no nsqlookupd has answered. Called on the event loop, or in a thread that iterates.
         requeue_delay: until a failed message comes again, times its attempts; 90 s.
         max_requeue_delay: the most that becomes; 900 s.
         backoff: the pause after a first failure; it doubles with each further one; 0: never pause; 1 s.
@@ -147,7 +153,7 @@ class Settings:
         nsqlookupd_http_addresses: str | Iterable[str],
         *,
         handler: Handler | None,
-        type: type[Any] | None,  # noqa: A002 - the word that says it
+        type: TypeForm[Any] | None,  # noqa: A002 - the word that says it
         decode: Callable[[bytes], Any] | None,
         max_in_flight: int,
         max_attempts: int,
@@ -162,9 +168,9 @@ class Settings:
         check_names(topic, channel, dead_letter)
         self.topic, self.channel = topic, channel
         self.decode = reader(type, decode)
-        self.given_env, self.env = rest["env"], rest["env"] or system_env()
+        self.given_env, self.env = rest["env"], checked_env(rest["env"])
         self.fetch = rest["fetch"]
-        self.options = (options or ConnectionOptions()).with_overrides(
+        self.options = checked_options(options).with_overrides(
             client_id=rest["client_id"],
             msg_timeout=rest["msg_timeout"],
             heartbeat_interval=rest["heartbeat_interval"],
@@ -230,9 +236,7 @@ def check_names(topic: str, channel: str, dead_letter: str | None) -> None:
         names.append(("E_BAD_TOPIC", "dead-letter topic", dead_letter))
     for code, what, name in names:
         if not is_valid_name(name):
-            raise LocalProtocolError(
-                code, f"{what} name {name!r} is not valid: 1 to 64 of [.a-zA-Z0-9_-], optionally #ephemeral"
-            )
+            raise LocalProtocolError(code, why_invalid(what, name))
     if dead_letter == topic:
         raise OptionError("dead_letter", dead_letter, "another topic than the one that is consumed", SOURCE)
 
@@ -269,6 +273,6 @@ def checked_tag(tag: str) -> str:
     Raises:
         OptionError: nsqd would refuse it.
     """
-    if len(tag) > TAG_SIZE_MAX or not all(sign.isascii() and (sign.isalnum() or sign in "_-") for sign in tag):
-        raise OptionError("desired_tag", tag, f"at most {TAG_SIZE_MAX} of [A-Za-z0-9_-]", SOURCE)
+    if not isinstance(cast(object, tag), str) or len(tag) > TAG_SIZE_MAX or not _TAG.fullmatch(tag):
+        raise OptionError("desired_tag", tag, f"text: at most {TAG_SIZE_MAX} of [A-Za-z0-9_-]", SOURCE)
     return tag

@@ -29,7 +29,7 @@ from flintmq.client.core.start import NS_PER_S
 from flintmq.client.core.timers import Timers
 from flintmq.client.core.topology import Topology
 from flintmq.client.security import Refusals
-from flintmq.errors import DiscoveryError, FlintError, NsqdError
+from flintmq.errors import ConnectionFailed, DiscoveryError, FlintError, NsqdError, ProtocolError
 from flintmq.wire.codes import MOVED_CODES
 from flintmq.wire.extended import SUB_ORDER, SUB_ORDERED
 
@@ -176,7 +176,7 @@ class Subscribing:
             self._doubted_since = None
             return
         log.warning("cannot consume from nsqd %s: %s", target, error)
-        self._tell(error)
+        self._tell(with_address(error, target.address))
         code = error.code if isinstance(error, NsqdError) else ""
         if self.following is not None and target.partition is not None:
             if code in MOVED_CODES:
@@ -218,6 +218,11 @@ class Subscribing:
             leader = topology.leaders.get(link.partition, link.address)
             if leader != link.address:
                 link.abort(f"partition {link.partition} is led by {leader} now")
+
+
+def with_address(error: FlintError, address: str) -> FlintError:
+    """An error as the application is told of it: one of the protocol does not say itself which nsqd has broken it."""
+    return ConnectionFailed(address, str(error)) if isinstance(error, ProtocolError) else error
 
 
 class OrderCommands:

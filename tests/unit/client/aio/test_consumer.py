@@ -93,6 +93,21 @@ def test_threads_that_do_not_end_are_left_and_their_messages_given_back():
     run(scenario)
 
 
+def test_what_was_lost_before_a_thread_came_to_it_is_not_handled(caplog):
+    async def scenario(world):
+        handled: list[bool] = []
+        world.sim.driver.freeze_disk(500)  # a blocking call takes that long
+        world.fake.add(b"x")
+        async with world.consumer(handler=lambda m: handled.append(m.is_lost), msg_timeout=20) as consumer:
+            await until(lambda: consumer.stats().dropped == 1)
+            world.fake.expire()
+            await until(lambda: world.fake.finished)
+        assert handled == [False]
+
+    run(scenario)
+    assert "its handler was not called within 20 s" in caplog.text
+
+
 def test_a_cancelled_task_drains_too():
     async def scenario(world):
         async def main():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections.abc
 import enum
+import json
+import math
 import sys
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
@@ -24,6 +26,10 @@ class Plain:
 
 class Holder(msgspec.Struct):
     inside: Plain
+
+
+class Measured(msgspec.Struct):
+    at: float | None
 
 
 class Tree(msgspec.Struct):
@@ -202,3 +208,20 @@ def test_models_are_published_as_their_own_type_reads_them():
 def test_what_json_cannot_say_is_refused(value: object):
     with pytest.raises(TypeError, match="a body is bytes or a value for JSON"):
         encoded(value)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_float_that_json_has_no_number_for_is_refused(number: float):
+    for value in (number, [number], {"a": None, "b": [{"c": number}]}, Measured(number), {"big": 2**70, "a": number}):
+        with pytest.raises(TypeError, match=r"^a body is bytes or a value for JSON, .*: JSON has no NaN"):
+            encoded(value)
+
+
+def test_a_null_is_a_null_and_what_looks_like_nan_is_none():
+    alike = 0xCB7FF8000000
+    for value in ({"a": None, "b": 1.5, "text": "null nan inf"}, [None, 2**70], {"a": None, "b": alike}):
+        assert json.loads(encoded(value)) == value
+    assert encoded({"a": None, "b": b"\xcb\x7f\xf8"}) == b'{"a":null,"b":"y3/4"}'
+    assert encoded([None, msgspec.Raw(b"1"), alike]) == b"[null,1,%d]" % alike
+    assert encoded(Measured(None)) == b'{"at":null}'
+    assert encoded([None, Positive(x=2)]) == b'[null,{"x":2}]'

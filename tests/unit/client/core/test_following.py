@@ -27,8 +27,10 @@ class World:
         self.timers = Timers(self.clock)
         self.asked: list[Any] = []
         self.found: list[Topology] = []
+        self.failed: list[DiscoveryError] = []
         times = PollTimes(60.0, 0.0)
-        self.following = Following("t", times, system_env(), self.asked.append, self.found.append)
+        told = self.asked.append, self.found.append, self.failed.append
+        self.following = Following("t", times, system_env(), *told)
         self.following.start(self.timers)
 
     def pass_time(self, seconds: float) -> None:
@@ -82,6 +84,7 @@ def test_a_failure_takes_nothing_away_and_is_hurried_once(world):
     world.following.answered(DiscoveryError("no nsqlookupd answered"))
     assert world.following.topology is LED_BY_A
     assert world.found == [LED_BY_A]
+    assert len(world.failed) == 1
     first_s = world.wait_s()
     world.pass_time(first_s)
     world.following.answered(DiscoveryError("still none"))

@@ -169,3 +169,37 @@ def test_what_waited_too_long_makes_room_for_what_comes():
         inbox.put(delivery(Place(), *[b"x"] * 10, at=NOW + 60 * minute))
         assert inbox.count == 10
     assert sum(expired) == 990
+
+
+def test_what_is_put_back_comes_first_and_as_it_was():
+    inbox = inbox_of()
+    first, second = delivery(Place(), b"a", b"b", b"c"), delivery(Place(), b"d", b"e", at=NOW + 1)
+    first.partition = 7
+    inbox.put(first)
+    inbox.put(second)
+    taken = inbox.take_many(4, NOW)
+    inbox.put_back(taken[1:])
+    inbox.put_back([])
+    assert inbox.count == 4
+    again = inbox.take_many(4, NOW)
+    assert [message.body for message in again] == [b"b", b"c", b"d", b"e"]
+    assert [message.partition for message in again] == [7, 7, None, None]
+    assert [message.id for message in again[:3]] == [message.id for message in taken[1:]]
+    assert inbox.take(NOW) is None
+
+
+def test_what_is_put_back_wakes_and_goes_with_its_connection():
+    inbox, link = inbox_of(), Place()
+    woken: list[bool] = []
+
+    def wake() -> bool:
+        woken.append(True)
+        return True
+
+    inbox.put(delivery(link, b"a", b"b"))
+    taken = inbox.take_many(2, NOW)
+    inbox.add_waiter(wake)
+    inbox.put_back(taken)
+    assert woken == [True]
+    assert [len(each.records) for each in inbox.remove(link)] == [2]  # type: ignore[arg-type]
+    assert inbox.count == 0

@@ -210,6 +210,30 @@ async def test_requeue_and_discard_do_what_they_say(link, owner):
     assert owner.failures == 0
 
 
+@pytest.mark.parametrize("delay", [-1, float("nan"), float("inf"), "soon", True])
+async def test_a_wish_for_a_delay_that_is_none_is_a_failure(link, owner, message, delay):
+    async with message:
+        raise Requeue(delay)
+    assert link.sent == [("REQ", 180_000)]
+    assert owner.failures == 1
+
+
+async def test_wishes_of_subclasses_that_say_nothing(link, owner):
+    class Later(Requeue):
+        def __init__(self, why: str) -> None:
+            self.why = why
+
+    class Old(Discard):
+        def __init__(self, why: str) -> None:
+            self.why = why
+
+    for error, expected in [(Later("night"), ("REQ", 90_000)), (Old("age"), "FIN")]:
+        async with Message(Delivery(link, owner, owner.now, ()), (1, 1, b"i" * 16, b"x")):
+            raise error
+        assert link.sent.pop() == expected
+    assert owner.failures == 0
+
+
 async def test_what_is_no_exception_requeues_at_once_and_goes_its_way(message, link, owner):
     with pytest.raises(KeyboardInterrupt):
         async with message:
@@ -250,6 +274,26 @@ def test_calls_of_a_thread_travel_to_the_loop(link, owner, call, expected):
     (function,) = owner.calls
     function()
     assert link.sent == [expected]
+
+
+@pytest.mark.parametrize("first", ["finish", "requeue"])
+@pytest.mark.parametrize("second", ["finish", "requeue", "touch"])
+def test_a_second_answer_is_a_mistake_in_a_thread_too(link, owner, first, second):
+    message = ThreadMessage(Delivery(link, owner, owner.now, ()), (1, 1, b"i" * 16, b"x"))
+    getattr(message, first)()
+    assert message.is_answered
+    with pytest.raises(LocalProtocolError, match=f"{first}e?d already"):
+        getattr(message, second)()
+    assert len(owner.calls) == 1
+
+
+def test_a_touch_that_comes_to_the_loop_behind_the_answer_is_not_sent(link, owner):
+    message = ThreadMessage(Delivery(link, owner, owner.now, ()), (1, 1, b"i" * 16, b"x"))
+    message.touch()
+    message.finish()
+    for call in owner.calls:
+        call()
+    assert link.sent == ["FIN"]
 
 
 def test_a_bad_delay_is_told_in_the_thread(link, owner):

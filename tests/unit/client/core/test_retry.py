@@ -54,6 +54,22 @@ def test_what_is_refused_often_enough_has_failed():
     assert type(publish.exception(Failure("X", ""))) is PublishRefused
 
 
+@pytest.mark.parametrize(
+    ("answer", "defer_ms", "kind"),
+    [
+        ("E_INVALID DPUB timeout 3601000 out of range 0-3600000", 3_601_000, Failure),
+        ("E_INVALID cannot DPUB in current state", 1000, Retry),
+        ("E_FAILED_ON_NOT_LEADER MDPUB", 1000, Retry),
+        ("E_INVALID PUB something out of range 0-9", None, Retry),
+    ],
+)
+def test_a_delay_that_nsqd_does_not_allow_is_final(answer, defer_ms, kind):
+    verdict = World(tries_max=3).refused(World().publish(defer_ms=defer_ms), answer)
+    assert type(verdict) is kind
+    if isinstance(verdict, Failure):
+        assert not verdict.retryable
+
+
 @pytest.mark.parametrize("code", ["E_FAILED_ON_NOT_LEADER", "E_FAILED_ON_NOT_WRITABLE", "E_TOPIC_NOT_EXIST"])
 def test_a_leader_that_moved_is_followed_until_the_deadline(code):
     world = World(nsqd=())
