@@ -222,6 +222,11 @@ def test_wrong_words(tmp_path, capsys):
         archive(tmp_path, nsqd="a:1", topic="t", columns="offset,body")
     with pytest.raises(OptionError, match="latest needs channel"):
         archive(tmp_path, nsqd="a:1", topic="t", startingOffsets="latest")
+    words = ["pipeline", "archive", f"--to={tmp_path}", "--topic=t", "--nsqd=a:1"]
+    for option in ("maxMessagesPerTrigger=10", "minPartitions=2", "spoolLocation=/s"):
+        assert cli.main([*words, f"--source-option={option}"]) == 1
+        said = capsys.readouterr().err
+        assert option.partition("=")[0] in said and "an archive has no micro-batches and no tasks" in said
 
 
 def test_a_topic_that_is_nowhere(fake, tmp_path, capsys):
@@ -240,6 +245,7 @@ def test_a_topic_that_is_nowhere(fake, tmp_path, capsys):
         assert cli.main(["pipeline", *job, at, "--topic=flihgts"]) == 1, job
         said = capsys.readouterr().err
         assert f"no nsqd of {fake.address} has topic 'flihgts'. --wait-for-topic waits" in said, job
+        assert list(tmp_path.iterdir()) == [], f"left behind by {job}"
     with FakeLookupd() as lookupd:
         producers = {"producers": [{"broadcast_address": "127.0.0.1", "tcp_port": fake.port}]}
         lookupd.answers |= {"/topics": {"topics": ["flights", "other"]}, "/lookup?topic=late": producers}

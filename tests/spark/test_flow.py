@@ -223,6 +223,15 @@ def test_a_dry_run_of_some_of_many_messages_is_quiet(plan, nsqd, topic):
         ('path = "', 'compression = "zsttd"\npath = "', 'format = "parquet"', "codec zsttd is not available"),
         ('format = "parquet"', 'format = "text"', 'format = "text"', "only a single column"),
         ('/checkpoint"', '/steps.py"', "checkpoint =", "steps.py is a file; name a directory"),
+        ('name = "out"', 'name = "out"\nmode = "update"', "mode =", "a topic can only be appended to"),
+        ('name = "out"', 'name = "out"\nmode = "complete"', "mode =", "a topic can only be appended to"),
+        ('format = "parquet"', 'format = "parquet"\nmode = "update"', "mode =", "a stream can only append to files"),
+        ('topic = "', 'startingOffsets = "latest"\ntopic = "', "[source.options]", "latest needs channel"),
+        ('topic = "', 'endingTimestamp = "1"\ntopic = "', "[source.options]", "a stream has no end"),
+        ('topic = "', 'channel = "c"\ntopic = "', "[source.options]",
+         r"channel c holds messages for one reader alone, .* 2 times, for shouted and out: write a \[\[source\]\]"),
+        ('topic = "', 'channel = "c"\ndeferred = "due"\nspoolLocation = "x"\ntopic = "', "[source.options]",
+         r"channel c holds .* 2 times, for shouted and out: .* with a channel and a spoolLocation of its own"),
     ],
 )  # fmt: skip
 def test_what_spark_refuses_has_a_line(plan, spark, old, new, line, said):
@@ -233,6 +242,76 @@ def test_what_spark_refuses_has_a_line(plan, spark, old, new, line, said):
         with pytest.raises(PlanError, match=said) as caught:
             look(plan, spark=spark)
         assert f":{line_of(line, plan.read_text())}: " in str(caught.value)
+
+
+SINKS = """
+name = "pipeline"
+checkpoint = "{directory}/checkpoint"
+
+[[source]]
+name = "first"
+[source.options]
+nsqd = "{nsqd}"
+topic = "{topic}"
+channel = "c"
+
+[[source]]
+name = "second"
+[source.options] # 2
+nsqd = "{nsqd}"
+topic = "{topic}"
+channel = "d"
+
+[[step]]
+name = "bodies"
+sql = "SELECT body FROM first"
+
+[[step]]
+name = "kept"
+sql = "SELECT topic, body FROM second"
+
+[[sink]]
+from = "bodies"
+format = "noop"
+
+[[sink]]
+from = "kept"
+format = "nsq"
+[sink.options]
+nsqd = "{nsqd}"
+topic = "{topic}-kept"
+"""
+
+
+@pytest.mark.spark
+def test_a_source_for_each_sink(spark, nsqd, topic, tmp_path):
+    """Each has a channel of its own, and no topic is published to that is read, however its nsqd is named."""
+    nsqd.publish(topic, [b"1", b"2"])
+    plan = tmp_path / "x.toml"
+    text = SINKS.format(nsqd=nsqd.address, topic=topic, directory=tmp_path)
+    plan.write_text(text)
+    assert "begins in" in "\n".join(check_plan(plan, spark=spark))
+    assert json.loads(nsqd.get(f"/stats?format=json&topic={topic}"))["topics"][0]["channels"] == [], "made by a check"
+    localhost = nsqd.address.replace("127.0.0.1", "localhost")
+    sink = '[sink.options]\nnsqd = "'
+    start = "startingOffsets = '{%s}'\nchannel"
+    itself = f"from source second: topic '{topic}' is read, and would be published to: name another topic"
+    for old, new, line, said in (
+        ('channel = "d"', 'channel = "c"', "[source.options] # 2", f"channel c of topic {topic} holds .* source first"),
+        (f'{topic}-kept"', f'{topic}"', "[sink.options]", itself),
+        (f'topic = "{topic}-kept"', "", "[sink.options]", itself),
+        (f'{sink}{nsqd.address}"\ntopic = "{topic}-kept"', f'{sink}{localhost}"\ntopic = "{topic}"', "[sink.options]",
+         itself),
+        ("channel", start % f'"{topic}": {{"0": 99}}', "[source.options]", "/0 has no 99 yet; there is "),
+        ("channel", start % f'"{topic}": {{"7": 1}}', "[source.options]", f"topic '{topic}' has no '7'"),
+    ):  # fmt: skip
+        assert old in text
+        plan.write_text(text.replace(old, new, 1))
+        for look in (check_plan, run_plan):
+            with pytest.raises(PlanError, match=said) as caught:
+                look(plan, spark=spark)
+            assert f":{line_of(line, plan.read_text())}: " in str(caught.value), str(caught.value)
+    assert not (tmp_path / "checkpoint").exists()
 
 
 def test_a_topic_that_is_nowhere(nsqd, topic, tmp_path, capsys):

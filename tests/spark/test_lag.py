@@ -59,14 +59,14 @@ def test_in_the_progress(nsqd):
     log[1].append(numbered(0, 10), STORED_NS)
     clock = ManualClock()
     clock.now_ns = STORED_NS + 60_000_000_000
-    reader = NsqStreamReader(options(nsqd, maxMessagesPerTrigger="105"), clock)
+    reader = NsqStreamReader(options(nsqd, maxMessagesPerTrigger="105", channel="c"), clock)
     assert reader.reportLatestOffset() is None
     names = [f"{one.partition}/{one.log_id}" for one in log]
     end = first_end(reader, reader.getDefaultReadLimit())
     assert end["t"] == {names[0]: 101, names[1]: 6}
     progress = reader.reportLatestOffset()
     assert progress is not None
-    assert progress["t"] == {names[0]: 201, names[1]: 11}
+    assert progress["t"] == {names[0]: 201, names[1]: 11} and progress["@channel"] == "c"
     assert progress["_lag"]["t"] == {
         names[0]: {"messages": 100, "seconds": 55.0},
         names[1]: {"messages": 5, "seconds": 60.0},
@@ -208,7 +208,12 @@ def test_a_watch(nsqd, caplog):
         assert shown() == []
         end = text({"_log": 2, "t": {label(nsqd): 61}})
         latest = text(
-            {"_log": 2, "t": {label(nsqd): 101}, "_lag": {"t": {label(nsqd): {"messages": 40, "seconds": None}}}}
+            {
+                "@channel": "c",
+                "_log": 2,
+                "t": {label(nsqd): 101},
+                "_lag": {"t": {label(nsqd): {"messages": 40, "seconds": None}}},
+            }
         )
         for batch in (3, 4):
             watching.onQueryProgress(progress("id-1", 'my "query"', batch, end, latest))
@@ -229,3 +234,27 @@ def test_a_watch(nsqd, caplog):
             QueryWatch(None, watching.metrics_address)
     finally:
         watching.close()
+
+
+def test_a_watch_follows_the_query_whose_channel_it_is(nsqd, caplog):
+    """Another one that reads the topic moves nothing: retention would remove what the first has not read."""
+    log = nsqd.topic("t", numbered(0, 100))
+    watching = QueryWatch(options(nsqd, channel="c"))
+    told: dict[str, dict] = {}
+    watching._tell = lambda query, **what: told.update({query: what})  # type: ignore[method-assign]
+
+    def reads(query: str, end: int, **latest: object) -> None:
+        ends = text({"_log": 2, "t": {label(nsqd): end}})
+        there = {"_log": 2, "t": {label(nsqd): 101}, "_lag": {}, **latest} if latest else None
+        watching.onQueryProgress(progress(query, None, 1, ends, text(there) if there else None))
+
+    reads("mine", 11, **{"@channel": "c"})
+    for _ in range(2):
+        reads("without", 101, _lag={})
+        reads("its own", 101, **{"@channel": "d"})
+    reads("repeats", 101)
+    assert log.channels == {"c": 11}
+    assert {query: what["channel"] for query, what in told.items() if what["channel"]} == {"mine": "c"}
+    (said,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert said.startswith("query without reads t, and its source has no channel: channel c is moved only for")
+    watching.close()

@@ -16,8 +16,9 @@ from tests.spark.processes import NsqdProcess, environment
 
 from flintmq import cli
 from flintmq.options import resolve
-from flintmq.pipeline import doctor, submit
+from flintmq.pipeline import JOBS, doctor, flow, submit
 from flintmq.pipeline.doctor import checkpoint
+from flintmq.pipeline.plan_file import read_plan
 from flintmq.pipeline.runner import Runner
 from flintmq.spark.errors import SetupError
 
@@ -94,7 +95,7 @@ def test_the_call_of_spark_submit(tmp_path: Path, capsys: pytest.CaptureFixture[
     (pack,) = tmp_path.glob("flintmq/flintmqenv-*.tgz")
     assert command[command.index("--archives") + 1] == f"{pack}#flintmqenv"
     assert {"spark.executorEnv.PYTHONPATH=flintmqenv", "spark.executor.memory=4g"} <= set(command)
-    assert command[-5:] == ["pipeline", "dedupe", "--master=spark://h:7077", "--topic=t", "--key=body"]
+    assert command[-5:] == ["pipeline", "dedupe", "--topic=t", "--key=body", "--master=spark://h:7077"]
     assert {"JAVA_HOME", "PYTHONPATH"} <= call["environment"].keys()
     program = tmp_path / "job.py"
     program.write_text("print()")
@@ -105,8 +106,46 @@ def test_the_call_of_spark_submit(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["--master=local"], "name what is to be submitted behind --"),
         (["--master=local", "--", "none.py"], "none.py is not there"),
         (["--master=local", "--", "dance"], "dance is neither a .py file nor a job"),
-        (["--master=local", "--pack=none", "--archive=x", "--", "lag"], "has nothing to hold"),
-        (["--master=local", "--conf=x=y", "--", "lag"], "names of Spark settings begin with spark."),
+        (["--master=local", "--pack=none", "--archive=x", "--", "tail"], "has nothing to hold"),
+        (["--master=local", "--conf=x=y", "--", "tail"], "names of Spark settings begin with spark."),
+        (["--master=local", "--run", "--", "archive"], "archive does not run on a cluster: run flintmq pipeline arch"),
     ):
         assert cli.main(["pipeline", "submit", *more]) == 2, more
         assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_what_is_submitted_takes_the_master_that_it_is_given(name: str, capsys: pytest.CaptureFixture[str]):
+    """Whether a job is submitted or refused, its flags say the same."""
+    has_master = cli.main(["pipeline", name, "--master=spark://h:7077", "--help"]) == 0
+    assert "--master" in capsys.readouterr().out or not has_master
+    assert JOBS[name].is_on_spark == (has_master and name != "submit")
+
+
+def test_a_pipeline_is_submitted_with_its_file_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """It runs at the master that submit was given, unless its file names another one."""
+    plan = tmp_path / "x.toml"
+    plan.write_text(f'name = "x"\nspark = {{ master = "local[1]" }}\n{PLAN}')
+    submitting = ["pipeline", "submit", "--master=spark://h:7077", "--pack=none", "--json", "--"]
+    for name in ("run", "check"):
+        assert cli.main([*submitting, name, str(plan)]) == 0
+        command = json.loads(capsys.readouterr().out)["command"]
+        words = command[command.index("pipeline") :]
+        assert words == ["pipeline", name, str(plan), "--master=spark://h:7077"]
+        assert cli.main(words) == 2
+        assert f"{plan}:2: master is local[1] here, and --master says spark://h:7077" in capsys.readouterr().err
+    assert flow._session_of(read_plan(plan), "local[1]").master == "local[1]"
+    plan.write_text(f'name = "x"\n{PLAN}')
+    assert flow._session_of(read_plan(plan), "spark://h:7077").master == "spark://h:7077"
+    assert flow._session_of(read_plan(plan)).master == "local[*]"
+
+
+PLAN = """
+checkpoint = "c"
+[[source]]
+name = "m"
+options = { nsqd = "127.0.0.1:1", topic = "t" }
+[[sink]]
+from = "m"
+format = "noop"
+"""

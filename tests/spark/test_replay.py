@@ -233,6 +233,18 @@ def test_wrong_files_and_columns(tmp_path: Path):
             replay(path, **{**given, **more})
 
 
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_topic_that_no_file_has(nsqd: NsqdProcess, topic: str, archived: Path, tmp_path: Path, capsys, more):
+    """It is no success with nothing; a topic that is there and has no row of that time is."""
+    words = ["pipeline", "replay", f"--nsqd={nsqd.address}", f"--to-topic={topic}", *more]
+    table(tmp_path / "x.parquet", body=["a", "b"], topic=["c", "d"])
+    for path, said in ((archived, "there is a, b"), (tmp_path, "there is c, d")):
+        assert cli.main([*words, f"--path={path}", "--from-topic=typo"]) == 1
+        assert f"flintmq pipeline: {path}: no row is of topic 'typo'; {said}" in capsys.readouterr().err
+    assert cli.main([*words, f"--path={archived}", "--from-topic=a", "--until=2020-01-01"]) == 0
+    assert "0 rows" in capsys.readouterr().out
+
+
 def test_files_of_one_name_and_size(nsqd: NsqdProcess, topic: str, tmp_path: Path):
     """Somebody's directories have files of the same name; what is in them tells them apart, and not their sizes."""
     given: dict[str, Any] = {"nsqd": nsqd.address, "topic": topic}

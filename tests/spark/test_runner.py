@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
+from pyspark.errors import PySparkException
 
 from flintmq.clock import SystemClock
 from flintmq.errors import UsageError
 from flintmq.options import help_text, resolve, rows
 from flintmq.pipeline import runner
 from flintmq.pipeline.archive import Archived, ArchiveOptions
-from flintmq.pipeline.options import LinkFlags, SinkFlags, SourceFlags, StreamFlags, Work, pairs
-from flintmq.pipeline.runner import JobFailed, Shown, one_line, spark_failures
+from flintmq.pipeline.options import LinkFlags, SinkFlags, SourceFlags, SparkFlags, StreamFlags, Work, pairs
+from flintmq.pipeline.runner import JobFailed, Runner, Shown, one_line, spark_failures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +191,32 @@ Caused by: org.apache.hadoop.fs.FSError: java.io.IOException: No space left on d
 )  # fmt: skip
 def test_what_java_says_in_one_line(told, stack, said):
     assert one_line(told, stack) == said
+
+
+def test_spark_is_quiet_unless_it_is_told_to_speak_and_says_why_it_does_not_start(monkeypatch):
+    """The module is needed by its full name: the package has a function of that name."""
+    module = importlib.import_module("flintmq.spark.session")
+    started: list[dict[str, str]] = []
+
+    def start(app: str, master: str, jvm: str, **conf: str) -> None:
+        started.append(conf)
+        raise PySparkException("Cannot call methods on a stopped SparkContext.")
+
+    monkeypatch.setattr(module, "session", start)
+    given: dict[str, str] = {}
+    monkeypatch.setattr(module, "given_to_spark_submit", lambda: given)
+    for conf, to_submit, level in (
+        ((), {}, "FATAL"),
+        (("spark.log.level=WARN",), {}, "WARN"),
+        ((), {"spark.log.level": "INFO"}, None),
+    ):
+        given.update(to_submit)
+        said = (
+            r"^Spark does not start with master spark://h:1: Cannot call .* SparkContext; does it run, and is this its"
+        )
+        with pytest.raises(JobFailed, match=said), Runner().session("x", SparkFlags(master="spark://h:1", conf=conf)):
+            pass
+        assert started[-1].get("spark.log.level") == level
 
 
 @pytest.mark.spark

@@ -326,6 +326,18 @@ def test_what_nsqd_refuses_is_said_with_its_topic(tmp_path: Path, topic: str):
         nsqd.stop()
 
 
+@pytest.mark.parametrize("delivery", ["once", "atLeastOnce"])
+def test_a_topic_with_headers_has_to_be_there(nsqd: NsqdProcess, topic: str, delivery: str, caplog):
+    """Nsqd makes none for rows that have some, so it is not tried again."""
+    columns = {"body": [b"a"], "headers": pa.array([[("x", "y")]], HEADERS)}
+    with pytest.raises(PublishRefused, match=rf"create it with extend=true, .*topic={topic}&extend=true") as refused:
+        write(nsqd.address, topic, columns, task(), delivery=delivery)
+    assert f"(nsqd {nsqd.address})" in str(refused.value)
+    assert "attempt" not in caplog.text
+    nsqd.post(f"/topic/create?topic={topic}&extend=true")
+    assert sum(write(nsqd.address, topic, columns, task(), delivery=delivery).messages.values()) == 1
+
+
 def test_places_follow_from_task_and_epoch(tmp_path: Path, nsqd: NsqdProcess, topic: str, monkeypatch):
     """A plain topic on two nsqds: a task goes to one of them, the same in every try."""
     second = NsqdProcess(tmp_path / "second")

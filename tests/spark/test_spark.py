@@ -255,6 +255,30 @@ def test_a_watched_query_that_is_stopped(spark, nsqd, source, topic, archive, tm
         listener.close()
 
 
+def test_a_watched_channel_waits_for_its_own_query(spark, nsqd, source, topic, archive, tmp_path):
+    """Another query of the session that reads the topic to its end does not move it."""
+    nsqd.publish(topic, numbered(0, 300))
+    listener = watch(spark, metrics="127.0.0.1:0", nsqd=nsqd.address, topic=topic, channel="watched")
+
+    def depth() -> int:
+        (channel,) = json.loads(nsqd.get(f"/stats?format=json&topic={topic}"))["topics"][0]["channels"]
+        return int(channel["depth"])
+
+    try:
+        frame = source(spark.readStream, channel="watched", maxMessagesPerTrigger=100).load()
+        mine = archive(frame, processingTime="1 hour")
+        wait_until(lambda: has_rows(mine, 100) and depth() == 200, mine)
+        other = source(spark.readStream).load().writeStream.format("noop").trigger(availableNow=True)
+        other = other.option("checkpointLocation", str(tmp_path / "other")).start()
+        assert sum(entry["numInputRows"] for entry in run(other)) == 300
+        mine.stop()
+        a_few_times(lambda: metrics(listener), lambda text: str(mine.id) not in text)  # behind what the other has told
+        assert depth() == 200
+    finally:
+        spark.streams.removeListener(listener)
+        listener.close()
+
+
 def test_nsqadmin_is_told_of_available_now_and_of_its_end(spark, nsqd, source, topic, archive, tmp_path):
     """Its lag is there right after the last micro-batch, and grows while it does not run."""
     nsqd.publish(topic, numbered(0, 300))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,17 +17,20 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from tests.integration.daemons import SPARK_PATIENCE_S
+from tests.spark.fake_lookupd import FakeLookupd
 from tests.spark.processes import NsqdProcess, environment, numbered
 from tests.spark.test_sink_once import stored
 
 from flintmq import cli
 from flintmq.errors import FlintError, NsqdError, OptionError, UsageError
 from flintmq.options import Options, resolve
-from flintmq.pipeline import dedupe, mirror, rollup, streams, tail
+from flintmq.pipeline import dedupe, mirror, rollup, streams, tail, topics
 from flintmq.pipeline.bodies import read_schema
 from flintmq.pipeline.doctor import PROBLEM, checkpoint
 from flintmq.pipeline.options import StreamFlags, Work
 from flintmq.pipeline.runner import JobFailed, Runner
+from flintmq.pipeline.topics import Target
+from flintmq.spark.options import SourceOptions
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(2 * SPARK_PATIENCE_S)]
 
@@ -267,6 +271,23 @@ def test_as_a_command_until_a_signal(nsqd: NsqdProcess, topic: str, tmp_path: Pa
     assert sorted(int(body) for _, body in stored(nsqd.address, f"{topic}-copy")) == list(range(50))
 
 
+def test_a_command_that_fails_says_it_in_a_line(nsqd: NsqdProcess, topic: str, tmp_path: Path):
+    """No stack of Java's or of Python's stands before the line that says what it is."""
+    nsqd.publish(topic, [b'{"id": 1, "price": 2}'])
+    flags = [f"--topic={topic}", f"--to-topic={topic}-copy", f"--nsqd={nsqd.address}", f"--checkpoint={tmp_path / 'c'}"]
+    flags += ["--key=id", "--schema=id int", "--master=local[1]"]
+    done = subprocess.run(
+        [sys.executable, "-m", "flintmq", "pipeline", "dedupe", *flags],
+        capture_output=True, text=True, env=environment(), timeout=SPARK_PATIENCE_S,
+    )  # fmt: skip
+    lines = done.stderr.splitlines()
+    said = (
+        f"flintmq pipeline: topic {topic}, partition 0, offset 1: unknown fields: price; give --bad-rows or --bad-topic"
+    )
+    assert (done.returncode, done.stdout) == (1, "") and lines[-1].startswith(said), done.stderr[-4000:]
+    assert not [line for line in lines if re.match(r"\s+at |Traceback|Caused by|py4j\.|flintmq\.", line)], lines
+
+
 def test_tail(job: Job, nsqd: NsqdProcess, topic: str):
     nsqd.publish(topic, [*(b'{"id": %d, "name": "n"}' % n for n in range(20)), b"\x1b[31mno json"])
     head, *lines = job(tail, f"--topic={topic}", "--rows=3")
@@ -393,29 +414,72 @@ def test_a_busy_machine_is_waited_for(tmp_path: Path):
 
 
 def test_wrong_words(capsys: pytest.CaptureFixture[str]):
-    here = ["--topic=t", "--nsqd=127.0.0.1:1"]
+    here, kept = ["--topic=t", "--nsqd=127.0.0.1:1"], ["--checkpoint=c"]
     for name, words, said in (
         ("dedupe", here, "give --key"),
         ("dedupe", [*here, "--key=body"], "give either --to or --to-topic"),
         ("dedupe", [*here, "--key=body", "--to=x"], "give --checkpoint"),
         ("dedupe", [*here, "--key=body", "--to=x", "--bad-rows=y"], "need --schema"),
-        ("dedupe", [*here, "--key=body", "--to-topic=t"], "that is the topic itself"),
-        ("dedupe", [*here, "--key=body", "--to=x", "--schema=a int", "--bad-topic=t"], "give another --bad-topic"),
+        ("dedupe", [*here, "--key=body", "--to-topic=t", *kept], "topic 't' is read, and would be published to"),
+        (
+            "dedupe",
+            [*here, "--key=body", "--to=x", "--schema=a int", "--bad-topic=t", *kept],
+            "give another --bad-topic",
+        ),
         ("dedupe", [*here, "--key=body", "--to-nsqd=127.0.0.1:2", "--to-topic=t"], "give --checkpoint"),
-        ("rollup", [*here, "--to-topic=t"], "that is the topic itself"),
-        ("rollup", [*here, "--to-topic=t", "--to-nsqd=127.0.0.1:1"], "that is the topic itself"),
+        ("rollup", [*here, "--to-topic=t", *kept], "give --to-nsqd, --to-lookupd or another --to-topic"),
+        ("rollup", [*here, "--to-topic=t", "--to-nsqd=127.0.0.1:1", *kept], "topic 't' is read"),
         ("rollup", [*here, "--to=x", "--bad-rows=y"], "need --schema"),
         ("rollup", [*here, "--to=x", "--time=at", "--bad-rows=y", "--bad-topic=z"], "either --bad-rows or"),
         ("rollup", [*here, "--to=x", "--to-topic=y"], "give either --to or --to-topic"),
         ("rollup", ["--topic=t", "--to=x"], "give either --nsqd or --lookupd"),
-        ("mirror", here, "that is the topic itself"),
+        ("mirror", [*here, *kept], "topic 't' is read, and would be published to: give --to-nsqd, --to-lookupd or"),
         ("mirror", [*here, "--prefix=a", "--to-topic=b"], "give either --prefix or --to-topic"),
         ("mirror", [*here, "--prefix=a"], "give --checkpoint"),
         ("mirror", [*here, "--prefix=it's"], "no beginning of a topic name"),
-        ("mirror", [*here, "--to-nsqd=127.0.0.1:1", "--to-topic=t"], "that is the topic itself"),
+        (
+            "mirror",
+            [*here, "--to-nsqd=127.0.0.1:1", "--to-topic=t", *kept],
+            "another --to-topic or --prefix, or read other",
+        ),
         ("tail", [*here, "--channel=c"], "tail moves none"),
         ("tail", [*here, "--source-option=startingOffsets=latest"], "--rows says where tail starts"),
     ):
         assert cli.main(["pipeline", name, *words]) == 2, words
         assert said in capsys.readouterr().err
     assert issubclass(streams.CheckpointError, FlintError)
+
+
+@pytest.mark.parametrize("unknown", ["_logs", "_resolved"])
+def test_no_job_publishes_to_what_it_reads_by_another_name(
+    nsqd: NsqdProcess, topic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, unknown: str,
+):  # fmt: skip
+    """Whether the addresses lead to the same nsqd, or the logs are the same."""
+    names = [topic, f"copy-{topic}", f"b{topic}"]
+    for name in names:
+        nsqd.publish(name, numbered(0, 5))
+    monkeypatch.setattr(topics, unknown, lambda *_: set())
+    here, c = f"--nsqd={nsqd.address}", f"--checkpoint={tmp_path / 'c'}"
+    there = f"--to-nsqd={nsqd.address.replace('127.0.0.1', 'localhost')}"
+    chosen, assigned = f"--topic={topic}", f'--source-option=assign={{"{topic}":[0]}}'
+    host, port = nsqd.address.split(":")
+    with FakeLookupd() as lookupd:
+        producers = {"producers": [{"broadcast_address": host, "tcp_port": int(port)}]}
+        lookupd.answers = {f"/lookup?topic={name}": producers for name in names}
+        lookupd.answers |= {"/topics": {"topics": names}, "/nodes": producers}
+        pattern = [f"--lookupd={lookupd.address}", f"--source-option=topicPattern=.*{topic}"]
+        for name, words, target in (
+            ("mirror", [here, chosen, there], topic),
+            ("mirror", [*pattern, there, "--prefix=copy-"], "copy-"),
+            ("mirror", [*pattern, there, f"--to-topic=b{topic}"], f"b{topic}"),
+            ("dedupe", [here, chosen, there, "--key=body", f"--to-topic={topic}"], topic),
+            ("dedupe", [here, assigned, "--key=body", f"--to-topic={topic}", "--dry-run"], topic),
+            ("rollup", [here, assigned, there, "--to=x", "--schema=a int", f"--bad-topic={topic}"], topic),
+        ):
+            assert cli.main(["pipeline", name, *words, c]) == 2, words
+            said = capsys.readouterr().err
+            assert f"topic '{target}" in said and "' is read, and would be published to: give " in said, words
+    read = SourceOptions.parse({"nsqd": nsqd.address, "topic": topic})
+    for address, name in ((nsqd.address, f"{topic}-out"), ("127.0.0.1:1", topic)):
+        topics.check_targets(read, [Target({"nsqd": address, "topic": name}, "")])

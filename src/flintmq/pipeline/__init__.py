@@ -14,10 +14,15 @@ from flintmq.errors import UsageError
 
 @dataclass(frozen=True)
 class Job:
-    """One word after ``flintmq pipeline``."""
+    """One word after ``flintmq pipeline``.
+
+    Attributes:
+        is_on_spark: it runs where its flag --master says.
+    """
 
     summary: str
     run: Callable[[Sequence[str]], int]
+    is_on_spark: bool = False
 
 
 def _job(module: str, function: str = "run") -> Callable[[Sequence[str]], int]:
@@ -34,20 +39,30 @@ JOBS = {
     "archive": Job(
         "topics as Parquet files or tables, each message exactly once for whoever reads them", _job("archive")
     ),
-    "check": Job("a pipeline that is written down, planned against the running nsqd", _job("flow", "check")),
+    "check": Job(
+        "a pipeline that is written down, planned against the running nsqd", _job("flow", "check"), is_on_spark=True
+    ),
     "cluster": Job("up or down: a standalone Spark on this machine, for trying out jobs", _job("cluster")),
     "compact": Job("few files in the place of many small ones, in an archive or a table", _job("compact")),
-    "dedupe": Job("topics without the messages that have been there before, to a topic or files", _job("dedupe")),
-    "doctor": Job("whether Spark runs here, and its executors reach nsqd", _job("doctor")),
+    "dedupe": Job(
+        "topics without the messages that have been there before, to a topic or files", _job("dedupe"), is_on_spark=True
+    ),
+    "doctor": Job("whether Spark runs here, and its executors reach nsqd", _job("doctor"), is_on_spark=True),
     "init": Job("a project of Spark's declarative pipelines, with a topic as a table", _job("init")),
     "lag": Job("how far a query is behind, by partition, from its checkpoint", _job("lag")),
-    "mirror": Job("topics of one cluster in another, each message once, with where it came from", _job("mirror")),
+    "mirror": Job(
+        "topics of one cluster in another, each message once, with where it came from", _job("mirror"), is_on_spark=True
+    ),
     "replay": Job("rows of Parquet files, such as an archive's, to a topic, each once", _job("replay")),
-    "rollup": Job("counts, sums and other aggregates by windows of time, to a topic or files", _job("rollup")),
-    "run": Job("a pipeline that is written down: sources, steps, rules, sinks", _job("flow")),
+    "rollup": Job(
+        "counts, sums and other aggregates by windows of time, to a topic or files", _job("rollup"), is_on_spark=True
+    ),
+    "run": Job("a pipeline that is written down: sources, steps, rules, sinks", _job("flow"), is_on_spark=True),
     "submit": Job("a program or a job through spark-submit, with flintmq packed for the executors", _job("submit")),
-    "tail": Job("the last messages of topics as rows with their schema", _job("tail")),
-    "trace": Job("the life of each message out of a trace: latencies, lost, stuck, repeated", _job("trace")),
+    "tail": Job("the last messages of topics as rows with their schema", _job("tail"), is_on_spark=True),
+    "trace": Job(
+        "the life of each message out of a trace: latencies, lost, stuck, repeated", _job("trace"), is_on_spark=True
+    ),
     "warm": Job("an archive of Spark's classes, with which its sessions start sooner", _job("warm")),
 }
 

@@ -35,7 +35,7 @@ from flintmq.spark.fetch import RangeReader
 from flintmq.spark.lake.opening import open_table
 from flintmq.spark.lake.table import DELTA, ICEBERG, PARQUET, TABLE, TableError, check_kind
 from flintmq.spark.offsets import PartitionKey
-from flintmq.spark.options import SourceOptions
+from flintmq.spark.options import SourceOptions, camel
 from flintmq.spark.plan import FetchRange
 from flintmq.spark.schema import arrow_schema
 from flintmq.spark.start import StartingPoints
@@ -47,6 +47,11 @@ ROWS_MAX = 1_000_000
 THREADS_MAX = 4
 """Each gathers a row group, of 32 MiB, and what is compressed of it."""
 KINDS = (PARQUET, DELTA, ICEBERG)
+_NOT_OBEYED = (
+    "max_messages_per_trigger", "max_bytes_per_trigger", "min_messages_per_trigger", "max_trigger_delay",
+    "min_partitions", "max_messages_per_task", "driver_read_max_bytes", "nsqd_down_timeout", "pushdown",
+    "spool_location", "spool_max_bytes", "spool_host", "max_in_flight", "msg_timeout",
+)  # fmt: skip
 _WHAT, _HOW = "What to archive", "How"
 _BY_OFFSET = (
     "an archive knows by offsets what it has, so it reads FlintMQ's nsqd alone; nsq_to_file writes what a channel "
@@ -132,16 +137,23 @@ def archive(
             raise OptionError("columns", ",".join(columns), f"{name} has to be among them", SOURCE)
     parsed.check_by_offset(_BY_OFFSET)
     parsed.check_stream()
+    for name in _NOT_OBEYED:
+        if (value := getattr(parsed, name)) != SourceOptions.__dataclass_fields__[name].default:
+            raise OptionError(camel(name), value, "an archive has no micro-batches and no tasks: leave it out", SOURCE)
     stop = stop or threading.Event()
     done = Archived()
-    with _files(Path(directory), format, columns, table, catalog) as files:
-        job = _Job(replace(parsed, columns=columns), files, rows_per_file, done, on_progress, stop)
-        try:
-            await_topics(options, wait_for_topic_s, stop, known=job.topics)
+    is_new = not Path(directory).exists()
+    try:
+        if is_new:  # so that nothing is left of an archive that is not begun
+            await_topics(options, wait_for_topic_s, stop)
+        with _files(Path(directory), format, columns, table, catalog) as files:
+            job = _Job(replace(parsed, columns=columns), files, rows_per_file, done, on_progress, stop)
+            if not is_new:
+                await_topics(options, wait_for_topic_s, stop, known=job.topics)
             while job.run_round() and follow and not job.stop.wait(interval_s):
                 pass
-        except NotByOffset as error:
-            raise error.instead(_BY_OFFSET) from error
+    except NotByOffset as error:
+        raise error.instead(_BY_OFFSET) from error
     return done
 
 

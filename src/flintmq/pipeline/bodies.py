@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from flintmq.errors import OptionError, UsageError
 from flintmq.options import Choice, Options, Text, option
-from flintmq.pipeline.options import SinkFlags, SourceFlags
 from flintmq.pipeline.parquet import ARGUMENT
 
 if TYPE_CHECKING:
@@ -69,24 +68,6 @@ class SchemaFlags(Options):
             raise UsageError("give either --bad-rows or --bad-topic")
         if not self.schema and (self.bad_rows or self.bad_topic or self.unknown_fields != "bad"):
             raise UsageError("--bad-rows, --bad-topic and --unknown-fields need --schema")
-
-
-def check_targets(read: SourceFlags, published: SinkFlags, bad_topic: str) -> None:
-    """See that a job does not publish to a topic that it reads.
-
-    Args:
-        bad_topic: it is at the same place as the other one.
-
-    Raises:
-        UsageError: it does.
-    """
-    there = {*published.to_nsqd, *published.to_lookupd}
-    if there and not there & {*read.nsqd, *read.lookupd}:
-        return
-    if published.to_topic in read.topic:
-        raise UsageError("that is the topic itself: give --to-nsqd, --to-lookupd or another --to-topic")
-    if bad_topic in read.topic:
-        raise UsageError("that is the topic itself: give another --bad-topic")
 
 
 def unused(name: str, taken: Collection[str]) -> str:

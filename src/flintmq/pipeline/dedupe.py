@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from flintmq.errors import UsageError
 from flintmq.options import MINUTE, SECOND, Choice, Duration, Items, Switch, Text, option
-from flintmq.pipeline.bodies import SchemaFlags, check_targets, ticked, unused
+from flintmq.pipeline.bodies import SchemaFlags, ticked, unused
 from flintmq.pipeline.options import SinkFlags, SourceFlags, StreamFlags, Work
 from flintmq.pipeline.runner import Runner, run_command
 from flintmq.pipeline.streams import Queries, check_expressions, claimed, parsed, read_stream
-from flintmq.pipeline.topics import await_topics
+from flintmq.pipeline.topics import await_topics, targets_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -70,21 +70,21 @@ def dedupe(options: DedupeOptions, runner: Runner | None = None) -> Deduped:
     if bool(options.to) == bool(options.to_topic) and not options.dry_run:
         raise UsageError("give either --to or --to-topic")
     options.check_schema()
-    check_targets(options, options, options.bad_topic)
     runner = runner or Runner()
     work = Deduped()
     more = {"includeHeaders": "true"} if "headers" in options.keep else {}
     source = options.source(**more)
+    where = options.sink(options, orderBy="from_log,from_offset")
+    wait_s, targets = options.wait_for_topic_ns / SECOND, targets_of(where, options.bad_topic)
     if options.dry_run:
+        await_topics(source, wait_s, runner.stop, targets=targets)
         return _dry_run(options, source, runner, work)
     options.trigger()
-    if options.to_topic:
-        where = options.sink(options, orderBy="from_log,from_offset")
     job = {
         "job": "dedupe", "topics": ",".join(options.topic), "key": options.key, "within_ns": str(options.within_ns),
         "to": options.to, "to_topic": options.to_topic, "schema": options.schema,
     }  # fmt: skip
-    await_topics(source, options.wait_for_topic_ns / SECOND, runner.stop, checkpoint=options.checkpoint)
+    await_topics(source, wait_s, runner.stop, checkpoint=options.checkpoint, targets=targets)
     with (
         claimed(options.checkpoint, job) as name,
         runner.session("flintmq-dedupe", options, work) as spark,

@@ -1,7 +1,8 @@
 """``flintmq pipeline run x.toml`` and ``flintmq pipeline check x.toml``: pipelines that are written down, on Spark.
 
 Every sink is a query of its own, with its own place in the checkpoint, so views are built for each of them. Rows that
-break a rule are counted in passing (``observe``), so they cost no second pass.
+break a rule are counted in passing (``observe``), so they cost no second pass. A query reads its sources anew, so a
+channel, which has one place, is of one of them alone.
 
 The rules of this file: what Spark refuses is told with the line of the file that it comes from; a dry run reads, and
 writes nothing.
@@ -21,17 +22,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from flintmq.errors import FlintError, NsqdError, OptionError, UsageError
 from flintmq.options import SECOND, Duration, Integer, Switch, Text, option
-from flintmq.pipeline.options import JobOptions, SparkFlags, Work
+from flintmq.pipeline.options import SPARK, JobOptions, SparkFlags, Work
 from flintmq.pipeline.plan_file import BATCH_MODES, DROP, FAIL, STREAM_MODES, Part, Plan, Sink, Source, Step, read_plan
 from flintmq.pipeline.runner import JobFailed, Runner, one_line, run_command, spark_failures
 from flintmq.pipeline.streams import forget_unfinished
-from flintmq.pipeline.topics import await_topics
+from flintmq.pipeline.topics import Target, await_topics, check_targets, shared_topics
+from flintmq.spark.batch_reader import NsqReader
 from flintmq.spark.broker import TOPIC_NOT_EXIST, NotByOffset
+from flintmq.spark.errors import DataLost
 from flintmq.spark.lag import committed_offsets
-from flintmq.spark.offsets import PartitionKey, to_json
-from flintmq.spark.options import AUTO, OFFSET, SinkOptions, SourceOptions
-from flintmq.spark.start import StartingPoints
-from flintmq.spark.survey import Surveyor
+from flintmq.spark.offsets import Offsets, PartitionKey, to_json
+from flintmq.spark.options import AUTO, CURSOR, EARLIEST, OFFSET, SPOOL, SinkOptions, SourceOptions
+from flintmq.spark.start import StartingPoints, check_channel
+from flintmq.spark.survey import Survey, Surveyor
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Observation, SparkSession
@@ -46,28 +49,36 @@ BROKEN = "rule "
 _ROWS = "rows"
 _OF_STREAMS = ("startingoffsets", "channel", "allowunsafelatest")  # what a look at some rows does without
 _WITHOUT_SOURCE = ("memory",)  # a sink of streams that Spark finds by its name alone
+_APPEND = "append"
+_RELATIONS = {"StreamingRelationV2": "extraOptions", "DataSourceV2Relation": "options"}
+"""Spark's classes of what a plan reads in format nsq, and what each calls its options."""
 _FILES = "org.apache.spark.sql.execution.datasources.v2.FileDataSourceV2"
 _WHAT, _HOW = "What to run", "How"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckOptions(JobOptions):
+class PlanFlags(JobOptions):
+    """The file, and what runs it."""
+
+    plan: str = option(Text("FILE"), "", "the pipeline, in TOML", group=_WHAT)
+    master: str = option(Text("MASTER"), "", "the cluster, where the file names none", group=SPARK)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions(PlanFlags):
     """The flags of flintmq pipeline check."""
 
     program: ClassVar[str] = "flintmq pipeline check"
     summary: ClassVar[str] = "flintmq pipeline check plans a pipeline against the running nsqd, and runs nothing."
 
-    plan: str = option(Text("FILE"), "", "the pipeline, in TOML", group=_WHAT)
-
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(JobOptions):
+class RunOptions(PlanFlags):
     """The flags of flintmq pipeline run."""
 
     program: ClassVar[str] = "flintmq pipeline run"
     summary: ClassVar[str] = "flintmq pipeline run runs a pipeline: sources, steps, rules and sinks of a file."
 
-    plan: str = option(Text("FILE"), "", "the pipeline, in TOML", group=_WHAT)
     dry_run: bool = option(Switch(), False, "show what each sink would get, and write nothing", group=_HOW)
     rows: int = option(Integer(1, 1_000_000), DRY_ROWS, "with --dry-run: rows that are read of each source", group=_HOW)
     wait_for_topic_ns: int = option(
@@ -121,18 +132,27 @@ def check_plan(path: str | Path, *, spark: SparkSession | None = None) -> list[s
     return list(_check(read_plan(Path(path)), Runner(spark=spark)))
 
 
-def _session_of(plan: Plan) -> SparkFlags:
+def _session_of(plan: Plan, master: str = "") -> SparkFlags:
+    """Return how the session of a plan is started.
+
+    Args:
+        master: of the command line; empty: the plan's, or the default.
+
+    Raises:
+        PlanError: the plan names another one.
+    """
+    if master and plan.master not in ("", master):
+        raise plan.error(plan.top, "spark", f"master is {plan.master} here, and --master says {master}: leave one out")
     conf = tuple(f"{name}={value}" for name, value in plan.conf.items())
-    return SparkFlags(master=plan.master, jvm=plan.jvm, conf=conf)
+    return SparkFlags(master=master or plan.master or SparkFlags().master, jvm=plan.jvm, conf=conf)
 
 
-def _run_plan(plan: Plan, runner: Runner, wait_for_topic_s: float) -> Ran:
+def _run_plan(plan: Plan, runner: Runner, wait_for_topic_s: float, master: str = "") -> Ran:
     done = Ran()
+    session = _session_of(plan, master)
     _await_topics(plan, runner, wait_for_topic_s)
-    with runner.session(plan.name, _session_of(plan), done) as spark:
-        builds = [_Build(plan, spark, sink) for sink in plan.sinks]
-        for build in builds:
-            build.check()
+    with runner.session(plan.name, session, done) as spark:
+        builds = _checked(plan, spark)
         for build in builds:
             if not build.is_stream and not runner.stop.is_set():
                 build.write(done)
@@ -235,6 +255,37 @@ class _Build:
         self._observations[name] = Observation(name)
         return frame.observe(self._observations[name], count.alias("n"))
 
+    @property
+    def place(self) -> Path:
+        """The directory of the checkpoint of a stream."""
+        return Path(self._plan.checkpoint, self.sink.name)
+
+    @property
+    def begins(self) -> bool:
+        """Whether a stream has planned no micro-batch yet, as far as that can be seen from here."""
+        return "://" not in self._plan.checkpoint and not any((self.place / "offsets").glob("[0-9]*"))
+
+    def sources(self) -> list[tuple[Source, bool]]:
+        """Return the sources of format nsq that the sink reads, each as often as it reads it.
+
+        The second of each pair is whether the rows' column ``topic`` is that of the source as it is.
+        """
+        found: dict[str, tuple[Source, bool]] = {}
+        plan = self._analyzed()
+        columns, leaves = plan.output(), plan.collectLeaves()
+        names = [columns.apply(number) for number in range(columns.size())]
+        topics = {str(each.exprId()) for each in names if each.name().lower() == "topic"}
+        for leaf in (leaves.apply(number) for number in range(leaves.size())):
+            if (options := _RELATIONS.get(leaf.getClass().getSimpleName())) is None:
+                continue
+            given = dict(getattr(leaf, options)().asCaseSensitiveMap())
+            for source in self._plan.sources:
+                if source.format == "nsq" and dict(source.options) == given:
+                    own = {str(leaf.output().apply(number).exprId()) for number in range(leaf.output().size())}
+                    found[str(leaf.output())] = source, bool(topics & own)
+                    break
+        return list(found.values())
+
     def check(self) -> None:
         """See that the sink can take the view, as far as that can be seen before.
 
@@ -243,13 +294,15 @@ class _Build:
         """
         sink, plan = self.sink, self._plan
         if self.is_stream and "://" not in plan.checkpoint:
-            place = Path(plan.checkpoint, sink.name).absolute()
+            place = self.place.absolute()
             there = next(each for each in (place, *place.parents) if each.exists())
             if not there.is_dir():
                 raise plan.error(plan.top, "checkpoint", f"{there} is a file; name a directory of this pipeline alone")
         if sink.mode and sink.mode not in (STREAM_MODES if self.is_stream else BATCH_MODES):
             kind = "a stream" if self.is_stream else "no stream"
             raise plan.error(sink, "mode", f"view {sink.view} is {kind}, which has no mode {sink.mode}")
+        if sink.format == "nsq" and sink.mode not in ("", _APPEND):
+            raise plan.error(sink, "mode", f"a topic can only be appended to: it has no mode {sink.mode}")
         with self._told(sink, "format"):
             if sink.format == "nsq":
                 from flintmq.spark.sink import check_columns
@@ -260,7 +313,7 @@ class _Build:
             if self.is_stream:
                 jvm: Any = self._spark.sparkContext._jvm
                 modes = jvm.org.apache.spark.sql.streaming.OutputMode
-                mode = getattr(modes, (sink.mode or "append").capitalize())()
+                mode = getattr(modes, (sink.mode or _APPEND).capitalize())()
                 checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
                 checker.checkForStreaming(self._analyzed(), mode)
 
@@ -277,6 +330,8 @@ class _Build:
 
         kind = sql.DataSource.lookupDataSource(sink.format, session.sessionState().conf())
         if jvm.java.lang.Class.forName(_FILES).isAssignableFrom(kind):
+            if self.is_stream and sink.mode not in ("", _APPEND):
+                raise self._plan.error(sink, "mode", f"a stream can only append to files: it has no mode {sink.mode}")
             if "path" not in {name.lower() for name in sink.options}:
                 raise self._plan.error(sink, "options", f"format {sink.format} needs the option path")
             given = jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(dict(sink.options))
@@ -286,13 +341,13 @@ class _Build:
     def start(self) -> StreamingQuery:
         """Start the query of a stream."""
         sink = self.sink
-        place = os.path.join(self._plan.checkpoint, sink.name)
+        place = os.path.join(self._plan.checkpoint, sink.name)  # which may be a URL
         forget_unfinished(Path(place))
         with self._told(sink, "format"):
             query: StreamingQuery = (
                 self.frame.writeStream.format(sink.format)
                 .options(**sink.options)
-                .outputMode(sink.mode or "append")
+                .outputMode(sink.mode or _APPEND)
                 .option("checkpointLocation", place)
                 .queryName(f"{self._plan.name}.{sink.name}")
                 .trigger(**self._plan.trigger)  # type: ignore[call-overload]
@@ -308,7 +363,7 @@ class _Build:
         """Write a view that is no stream."""
         sink = self.sink
         with self._told(sink, "format"):
-            self.frame.write.format(sink.format).options(**sink.options).mode(sink.mode or "append").save()
+            self.frame.write.format(sink.format).options(**sink.options).mode(sink.mode or _APPEND).save()
         self.count(self._observed(), done)
 
     def show(self) -> Iterator[str]:
@@ -393,18 +448,32 @@ def _first(options: Mapping[str, str], rows: int) -> str:
     parsed = replace(SourceOptions.parse(options), channel="")
     if parsed.mode not in (AUTO, OFFSET):
         return ""
-    surveyor = Surveyor(parsed)
     try:
-        survey = surveyor.look()
+        survey, starts = _starts(parsed)
     except NotByOffset:
         return ""
     ends: dict[PartitionKey, int] = {}
-    for key, start in sorted(StartingPoints(parsed, surveyor).find(survey).items()):
+    for key, start in sorted(starts.items()):
         entry = survey.logs[key]
         begin = min(max(start, entry.start), entry.end)
         ends[key] = min(entry.end, begin + rows)
         rows -= ends[key] - begin
     return json.dumps(to_json(ends))
+
+
+def _starts(options: SourceOptions) -> tuple[Survey, Offsets]:
+    """Return what there is, and where reading would start; ``cursor`` is not asked for, which would make the channel.
+
+    Raises:
+        NotByOffset: nsqd has no offsets.
+        OptionError: the options name a start that is not there.
+        DataLost: what they name is gone.
+    """
+    start = EARLIEST if options.starting_offsets == CURSOR else options.starting_offsets
+    surveyor = Surveyor(options)
+    survey = surveyor.look(timestamp_ns=options.starting_timestamp, is_waiting=True)
+    check_channel(options, survey)
+    return survey, StartingPoints(replace(options, channel="", starting_offsets=start), surveyor).find(survey)
 
 
 def _function(plan: Plan, step: Step) -> Callable[[SparkSession, dict[str, DataFrame]], DataFrame]:
@@ -437,21 +506,128 @@ def _function(plan: Plan, step: Step) -> Callable[[SparkSession, dict[str, DataF
     return call
 
 
-def _check(plan: Plan, runner: Runner) -> Iterator[str]:
+def _checked(plan: Plan, spark: SparkSession) -> list[_Build]:
+    """Build what each sink gets, and see that it can be run.
+
+    Raises:
+        PlanError: it cannot.
+        FlintError: an nsqd does not answer.
+    """
+    _check_channels(plan)
+    builds = [_Build(plan, spark, sink) for sink in plan.sinks]
+    readers: dict[str, list[_Build]] = {}
+    for build in builds:
+        build.check()
+        for source, keeps_topic in build.sources():
+            readers.setdefault(source.name, []).append(build)
+            _check_published(plan, build, source, keeps_topic)
+    for source in plan.sources:
+        if source.format != "nsq":
+            continue
+        options, fed = SourceOptions.parse(source.options), readers.get(source.name, [])
+        if source.stream and options.channel and len(fed) > 1:
+            names = " and ".join(dict.fromkeys(build.sink.name for build in fed))
+            reason = (
+                f"channel {options.channel} holds messages for one reader alone, and source {source.name} is read "
+                f"{len(fed)} times, for {names}: write a [[source]] for each, with {_own(options)}"
+            )
+            raise plan.error(source, "options", reason)
+        with _told_of(plan, source):
+            if source.stream:
+                _check_stream(options, any(build.begins for build in fed))
+            else:
+                NsqReader(options).plan()
+    return builds
+
+
+@contextmanager
+def _told_of(plan: Plan, source: Source) -> Iterator[None]:
+    """Tell what is wrong with the options of a source with the line of the file.
+
+    Raises:
+        PlanError: of that.
+    """
+    try:
+        yield
+    except (OptionError, DataLost, NotByOffset) as error:
+        raise plan.error(source, "options", str(error)) from error
+
+
+def _check_published(plan: Plan, build: _Build, source: Source, keeps_topic: bool) -> None:
+    """See that a sink does not publish to what a source of it reads.
+
+    Raises:
+        PlanError: it does.
+    """
+    sink = build.sink
+    decides = any(name.lower() == "topic" for name in sink.options)
+    if sink.format == "nsq" and (decides or keeps_topic):
+        target = Target(sink.options, "name another topic, or another nsqd")
+        try:
+            check_targets(SourceOptions.parse(source.options), [target])
+        except UsageError as error:
+            raise plan.error(sink, "options", f"sink {sink.name}, from source {source.name}: {error}") from error
+
+
+def _check_channels(plan: Plan) -> None:
+    """See that no two sources have a channel together.
+
+    Raises:
+        PlanError: some have; what the quicker one has read would be missing where the slower one is.
+    """
+    before: list[tuple[Source, SourceOptions]] = []
+    for source in plan.sources:
+        if source.format != "nsq" or not source.stream:
+            continue
+        with _told_of(plan, source):
+            options = SourceOptions.parse(source.options)
+        for other, theirs in before:
+            if options.channel and theirs.channel == options.channel and (topics := shared_topics(options, theirs)):
+                reason = (
+                    f"channel {options.channel} of topic {topics[0]} holds messages for one reader alone, and source "
+                    f"{other.name} has it: give each {_own(options)}"
+                )
+                raise plan.error(source, "options", reason)
+        before.append((source, options))
+
+
+def _own(options: SourceOptions) -> str:
+    return "a channel and a spoolLocation of its own" if options.spool_location else "a channel of its own"
+
+
+def _check_stream(options: SourceOptions, begins: bool) -> None:
+    """See that a stream can be read as its options say.
+
+    Args:
+        begins: it has no checkpoint that says where it starts, and how.
+
+    Raises:
+        OptionError, DataLost, NotByOffset: it cannot.
+    """
+    options.check_stream()
+    if not begins or options.mode not in (AUTO, OFFSET):
+        return
+    try:
+        _starts(options)
+    except NotByOffset:
+        if options.mode == OFFSET:
+            raise
+        options.check_spooled(SPOOL)
+
+
+def _check(plan: Plan, runner: Runner, master: str = "") -> Iterator[str]:
     """Yield what is there, and what each sink would get."""
+    session = _session_of(plan, master)
     _await_topics(plan, runner)
     for source in plan.sources:
         if source.format == "nsq":
             yield from _topics(plan, source)
-    with runner.session(plan.name, _session_of(plan)) as spark:
-        for sink in plan.sinks:
-            build = _Build(plan, spark, sink)
-            build.check()
+    with runner.session(plan.name, session) as spark:
+        for build in _checked(plan, spark):
+            sink = build.sink
             columns = ", ".join(f"{name} {kind}" for name, kind in build.frame.dtypes)
             if build.is_stream:
-                place = Path(plan.checkpoint, sink.name)
-                place_is = "goes on from" if (place / "offsets").is_dir() else "begins in"
-                how = f"a stream that {place_is} {place}"
+                how = f"a stream that {'begins in' if build.begins else 'goes on from'} {build.place}"
             else:
                 how = "written as a whole"
             yield f"sink {sink.name} ({sink.format}): {how}, mode {sink.mode or 'append'}"
@@ -496,8 +672,10 @@ def _topics(plan: Plan, source: Source) -> Iterator[str]:
     except OptionError as error:
         raise plan.error(source, "options", str(error)) from error
     except NotByOffset as error:
+        if not source.stream:
+            return  # what is planned next says that it cannot be read
         if options.mode == OFFSET:
-            raise
+            raise plan.error(source, "options", str(error)) from error
         yield f"source {source.name}: nsqd {error.nsqd} has no offsets; its topics are read through a spool"
         return
     for key, entry in sorted(survey.logs.items()):
@@ -528,27 +706,28 @@ def _named(arguments: Sequence[str]) -> Sequence[str]:
     return arguments
 
 
-def _plan_of(options: CheckOptions | RunOptions) -> Plan:
+def _plan_of(options: PlanFlags) -> Plan:
     if not options.plan:
         raise UsageError(f"give the file of the pipeline: {options.program} x.toml")
     return read_plan(Path(options.plan))
 
 
 def _check_command(options: CheckOptions, runner: Runner) -> None:
-    for line in _check(_plan_of(options), runner):
+    for line in _check(_plan_of(options), runner, options.master):
         runner.say(line)
 
 
 def _run_command(options: RunOptions, runner: Runner) -> None:
     plan = _plan_of(options)
     if options.dry_run:
+        session = _session_of(plan, options.master)
         _await_topics(plan, runner, options.wait_for_topic_ns / SECOND, is_dry=True)
-        with runner.session(plan.name, _session_of(plan)) as spark:
+        with runner.session(plan.name, session) as spark:
             for sink in plan.sinks:
                 for line in _Build(plan, spark, sink, options.rows).show():
                     runner.say(line)
         return
-    done = _run_plan(plan, runner, options.wait_for_topic_ns / SECOND)
+    done = _run_plan(plan, runner, options.wait_for_topic_ns / SECOND, options.master)
     for name, count in done.written.items():
         runner.say(f"{name}: {count} rows")
     for line in _broken(done):

@@ -17,7 +17,7 @@ from flintmq.options import SECOND, Switch, Text, option
 from flintmq.pipeline.options import SinkFlags, SourceFlags, StreamFlags, Work
 from flintmq.pipeline.runner import Runner, run_command
 from flintmq.pipeline.streams import Queries, claimed, read_stream
-from flintmq.pipeline.topics import await_topics
+from flintmq.pipeline.topics import Target, await_topics
 
 HEADERS = {
     "source_topic": "topic",
@@ -66,13 +66,13 @@ def mirror(options: MirrorOptions, runner: Runner | None = None) -> Work:
         raise UsageError("give either --prefix or --to-topic")
     if options.prefix and not is_valid_name(options.prefix):
         raise UsageError(f"--prefix {options.prefix} is no beginning of a topic name")
-    there = {*options.to_nsqd, *options.to_lookupd}
-    here = not there or bool(there & {*options.nsqd, *options.lookupd})
-    if here and not options.prefix and options.to_topic in ("", *options.topic):
-        raise UsageError("that is the topic itself: give --to-nsqd, --to-lookupd, --to-topic or --prefix")
     if not options.dry_run:
         options.trigger()
-    await_topics(source, options.wait_for_topic_ns / SECOND, runner.stop, checkpoint=options.checkpoint)
+    other = "another --prefix" if options.prefix else "another --to-topic or --prefix"
+    targets = [Target(sink, f"give --to-nsqd, --to-lookupd or {other}, or read other topics", options.prefix)]
+    await_topics(
+        source, options.wait_for_topic_ns / SECOND, runner.stop, checkpoint=options.checkpoint, targets=targets
+    )
     with runner.session("flintmq-mirror", options, work) as spark:
         if options.dry_run:
             rows = spark.read.format("nsq").options(**{"columns": "topic,partition", **source}).load()

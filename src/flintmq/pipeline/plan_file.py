@@ -122,6 +122,7 @@ class Plan:
     Attributes:
         top: what stands before the tables.
         trigger: the arguments of Spark's ``trigger``.
+        master: empty where the file names none.
     """
 
     path: Path
@@ -210,7 +211,7 @@ class _Reader:
             name=top.name("name"),
             checkpoint=top.text("checkpoint"),
             trigger=_trigger(top),
-            master=spark.text("master", "local[*]"),
+            master=spark.text("master", ""),
             jvm=spark.one_of("jvm", ("quick", "throughput"), "quick"),
             conf=spark.texts("conf"),
             sources=[self._source(table) for table in self._tables(top, "source")],

@@ -44,6 +44,7 @@ from flintmq.pipeline.parquet import (
 from flintmq.pipeline.runner import Runner, run_command
 from flintmq.spark.identity import NAME_SIZE_MAX, TaskIdentity
 from flintmq.spark.lake.table import table_around
+from flintmq.spark.offsets import LISTED_MAX
 from flintmq.spark.options import AT_LEAST_ONCE, SinkOptions, parse_timestamp_ns
 
 _WHOLE = ("int", "bigint")
@@ -164,7 +165,7 @@ def replay(
         options: of format nsq for writing: ``nsqd`` or ``lookupd``, ``topic``, and what secures connections.
 
     Raises:
-        FilesError: a file is damaged, or a row cannot be published; it is named.
+        FilesError: a file is damaged, a row cannot be published, or no file has the topic of ``wanted``; it is named.
         OptionError: a column is not there, or an option is wrong.
         FlintError: nsqd did not take the messages.
     """
@@ -316,6 +317,7 @@ class _Job:
             self._runner.tell(done)
             if self._runner.stop.is_set():
                 return done
+        self._check_topic()
         done.lag, done.is_whole = 0, True
         return done
 
@@ -341,12 +343,33 @@ class _Job:
                 self._runner.tell(done)
                 if self._runner.stop.is_set():
                     return done
+        self._check_topic()
         beyond = [each for each in done.targets if done.topic and each >= int(done.topic.split()[0])]
         if beyond:
             what = f"the files have partition {max(beyond)}, topic {self._sink.topic} has {done.topic}"
             raise FilesError(self._path, f"{what}: leave out partition in keep, or create the topic with more")
         done.is_whole = True
         return done
+
+    def _check_topic(self) -> None:
+        """See that the topic that is wanted is in some file, where no row was wanted.
+
+        Raises:
+            FilesError: it is not; it lists those that are.
+        """
+        if not self._wanted.topic or self._done.sources.total():
+            return
+        there: set[str] = set()
+        for file in find_files(self._path, Wanted()):
+            if (name := FileName.parse(file.name)) is not None:
+                there.add(name.key.topic)
+            else:
+                for rows in read_rows(file, ["topic"], Wanted()):
+                    there.update(each for each in pc.unique(rows.batch.column("topic")).to_pylist() if each)
+        if self._wanted.topic not in there:
+            more = f" and {len(there) - LISTED_MAX} more" if len(there) > LISTED_MAX else ""
+            names = ", ".join(sorted(there)[:LISTED_MAX]) or "none"
+            raise FilesError(self._path, f"no row is of topic {self._wanted.topic!r}; there is {names}{more}")
 
     def _message_types(self, file: Path, schema: pa.Schema) -> dict[str, str]:
         """Return the columns of the messages with Spark's names of their types.

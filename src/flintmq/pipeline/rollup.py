@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from flintmq.errors import UsageError
 from flintmq.options import MINUTE, SECOND, Duration, Repeated, Switch, Text, option
-from flintmq.pipeline.bodies import PLACE, REASON, SchemaFlags, check_targets, quoted, ticked, unused, with_columns
+from flintmq.pipeline.bodies import PLACE, REASON, SchemaFlags, quoted, ticked, unused, with_columns
 from flintmq.pipeline.options import SinkFlags, SourceFlags, StreamFlags, Work
 from flintmq.pipeline.runner import Runner, run_command, spark_failures
 from flintmq.pipeline.streams import COLUMNS, Queries, check_expressions, claimed, read_stream
-from flintmq.pipeline.topics import await_topics
+from flintmq.pipeline.topics import await_topics, targets_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -90,18 +90,20 @@ def rollup(options: RollupOptions, runner: Runner | None = None) -> RolledUp:
     if bool(options.to) == bool(options.to_topic) and not options.dry_run:
         raise UsageError("give either --to or --to-topic")
     options.check_schema()
-    check_targets(options, options, options.bad_topic)
     runner, work = runner or Runner(), RolledUp()
     source = options.source()
+    where = options.sink(options, orderBy="at")
     if not options.dry_run:
         options.trigger()
-        where = options.sink(options, orderBy="at") if options.to_topic else {}
     job = {
         "job": "rollup", "topics": ",".join(options.topic), "aggregate": "; ".join(options.aggregate),
         "by": "; ".join(options.by), "window_ns": str(options.window_ns), "time": options.time, "to": options.to,
         "to_topic": options.to_topic, "schema": options.schema,
     }  # fmt: skip
-    await_topics(source, options.wait_for_topic_ns / SECOND, runner.stop, checkpoint=options.checkpoint)
+    targets = targets_of(where, options.bad_topic)
+    await_topics(
+        source, options.wait_for_topic_ns / SECOND, runner.stop, checkpoint=options.checkpoint, targets=targets
+    )
     with runner.session("flintmq-rollup", options, work) as spark:
         if options.dry_run:
             frame = spark.read.format("nsq").options(**{"columns": COLUMNS, **source}).load()

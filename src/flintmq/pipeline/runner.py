@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 TOLD_EVERY_S = 0.5
 LOOKED_EVERY_S = 0.2
+LOG_LEVEL = "spark.log.level"
+QUIET = "FATAL"  # at ERROR Spark logs what a job fails with several times, with stacks, before the job can say it
 _LINES_MAX = 4
 
 # how our errors, and others of Python, stand in what Spark makes of them
@@ -113,16 +115,23 @@ class Runner:
             work: told the address of Spark's page.
 
         Raises:
-            JobFailed: Spark ended what was done within.
+            JobFailed: Spark does not start, or ended what was done within.
             SetupError: this machine lacks something Spark needs.
         """
-        from flintmq.spark.session import session
+        from flintmq.spark.session import given_to_spark_submit, session
 
         spark = self._spark
         if spark is None:
-            conf = {"spark.log.level": "ERROR", **options.settings()}
-            with _shielded(takes_signals=self._after_start is None):
-                spark = session(app, options.master, options.jvm, **conf)
+            conf = options.settings()
+            if LOG_LEVEL not in conf and LOG_LEVEL not in given_to_spark_submit():
+                conf[LOG_LEVEL] = QUIET
+            try:
+                with _shielded(takes_signals=self._after_start is None), spark_failures():
+                    spark = session(app, options.master, options.jvm, **conf)
+            except JobFailed as error:
+                remote = "" if options.master.startswith("local") else "; does it run, and is this its address?"
+                why = f"{error.reason.rstrip('.')}{remote}"
+                raise JobFailed(f"Spark does not start with master {options.master}: {why}") from error
             if self._after_start is not None:
                 self._after_start()
         if work is not None:

@@ -139,7 +139,7 @@ def submission(options: SubmitOptions, words: Sequence[str], archive: Path | Non
         archive: of :func:`pack`; None: the nodes have flintmq.
 
     Raises:
-        UsageError: there is no such program, or no such job.
+        UsageError: there is no such program, or no such job, or it is one that Spark does not run.
     """
     from flintmq.pipeline import JOBS
 
@@ -150,9 +150,11 @@ def submission(options: SubmitOptions, words: Sequence[str], archive: Path | Non
         if not Path(program).is_file():
             raise UsageError(f"{program} is not there")
     elif program in JOBS:
+        if not JOBS[program].is_on_spark:
+            raise UsageError(f"{program} does not run on a cluster: run flintmq pipeline {program} itself")
         # a session's own master would win over the one of spark-submit
         more = [] if any(each.startswith("--master") for each in rest) else [f"--master={options.master}"]
-        program, rest = str(Path(flintmq.__file__).with_name("__main__.py")), ["pipeline", program, *more, *rest]
+        program, rest = str(Path(flintmq.__file__).with_name("__main__.py")), ["pipeline", program, *rest, *more]
     else:
         raise UsageError(f"{program} is neither a .py file nor a job; jobs are {', '.join(JOBS)}")
     java_home = find_java_home(os.environ)

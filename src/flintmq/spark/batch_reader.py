@@ -51,6 +51,10 @@ class NsqReader(DataSourceReader):
 
     @line_first
     def partitions(self) -> Sequence[InputPartition]:
+        return self.plan()
+
+    def plan(self) -> Sequence[InputPartition]:
+        """Return the tasks; what it raises is left to the caller to tell."""
         options = self._options
         surveyor = Surveyor(options)
         try:

@@ -40,6 +40,7 @@ from flintmq.spark.errors import SOURCE, BadCheckpoint
 LOG_KEY = "_log"
 FROM_KEY = "_from"
 LAG_KEY = "_lag"  # of a progress alone
+CHANNEL_KEY = "@channel"  # likewise; no topic can have that name
 MODE_KEY = "_mode"
 RESERVED_TOPICS = frozenset({LOG_KEY, FROM_KEY, LAG_KEY, MODE_KEY})
 VERSION = 2
@@ -262,6 +263,7 @@ def parse_given(option: str, text: str, least: int = EARLIEST_SEQUENCE, form: st
     logs = value.pop(LOG_KEY, {})
     value.pop(FROM_KEY, None)
     value.pop(LAG_KEY, None)
+    value.pop(CHANNEL_KEY, None)
     value.pop(MODE_KEY, None)
     if logs == VERSION and not isinstance(logs, bool):
         logs = {}

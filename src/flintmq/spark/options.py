@@ -21,7 +21,7 @@ from typing import Any, Self, TypeVar
 
 from flintmq.client.core.settings import MAX_IN_FLIGHT_MAX
 from flintmq.client.core.sharding import SHARDINGS
-from flintmq.errors import OptionError
+from flintmq.errors import UNKNOWN, OptionError
 from flintmq.limits import BATCH_SIZE_MAX, PARTITION_COUNT_MAX
 from flintmq.names import is_valid_name
 from flintmq.net.tls import VERSIONS
@@ -324,10 +324,10 @@ class _Options:
                 if option.lower() in _SPARKS_OWN:
                     continue
                 if way := ELSEWHERE.get(option.lower()) or ELSEWHERE.get(option.lower().removeprefix("kafka.")):
-                    raise OptionError(option, None, way, SOURCE)
+                    raise OptionError(option, UNKNOWN, way, SOURCE)
                 near = difflib.get_close_matches(option.lower(), known, 1)
                 hint = f"did you mean {camel(known[near[0]])}?" if near else "see docs/spark.md for the list"
-                raise OptionError(option, None, hint, SOURCE)
+                raise OptionError(option, UNKNOWN, hint, SOURCE)
             shown = camel(name) if option.lower() == camel(name).lower() else option
             value = _parsed(fields[name], shown, text)
             if values.setdefault(name, value) != value:
@@ -635,7 +635,7 @@ class SourceOptions(LinkOptions):
         "a micro-batch of one task and at most 5,000 messages that is no larger is read on the driver: no Python task",
         "256KiB",
     )
-    batch_rows: int = _option(10_000, _whole(1, 1_000_000), "1 to 1000000", "rows of an Arrow batch")
+    batch_rows: int = _option(20_000, _whole(1, 1_000_000), "1 to 1000000", "rows of an Arrow batch")
     connect_timeout: float = _option(5.0, _duration_s, _DURATION, "how long a connection may take to be made", "5s")
     fetch_timeout: float = _option(30.0, _duration_s, _DURATION, "how long nsqd may take to answer", "30s")
     retries: int = _option(

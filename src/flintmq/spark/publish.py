@@ -12,11 +12,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from struct import Struct
 
-from flintmq.errors import NsqdError, PublishRefused, RemoteProtocolError
-from flintmq.spark.broker import FAILURES, NsqdConnection, is_final
+from flintmq.errors import FlintError, NsqdError, PublishRefused, RemoteProtocolError
+from flintmq.spark.broker import FAILURES, TOPIC_NOT_EXIST, NsqdConnection, is_final
 from flintmq.spark.options import SinkOptions
 from flintmq.spark.placing import Place, Placing
 from flintmq.spark.retry import Retries
+from flintmq.wire.bodies import HEADED
+from flintmq.wire.commands import COMMANDS
 
 COUNT_FIELD_BYTES = 4
 _SIZE_AND_COUNT = Struct(">II")
@@ -27,6 +29,7 @@ _LIMITS = {
     "E_BAD_MESSAGE": "a message is empty or longer than nsqd's --max-msg-size; maxMessageSize={0.max_message_size}",
     "E_BAD_BODY": "the MPUB is longer than nsqd's --max-body-size; batchBytes={0.batch_bytes}",
 }
+_HEADERS = "rows with headers make no topic: create it with extend=true, as by POST /topic/create?topic={}&extend=true"
 _DELAY_LIMIT = "defer_ms is more than nsqd's --max-req-timeout"
 
 
@@ -131,10 +134,12 @@ class Publisher:
                 was_connected = self._connection is not None
                 self.close()
                 self._unsent = len(self._pending)
-                if is_final(error, self.address, self._link):
-                    # what one nsqd has against this client another may not have; what it has against a message it has
+                is_missing = self._is_missing(error)
+                if is_missing or is_final(error, self.address, self._link):
+                    # what one nsqd has against this client, or lacks, another may not; what it has against a message it
+                    # has
                     self._refused_by.add(self.address)
-                    if was_connected or self._refused_by.issuperset(self._addresses):
+                    if (was_connected and not is_missing) or self._refused_by.issuperset(self._addresses):
                         if isinstance(error, NsqdError):
                             raise self._refused(error) from error
                         raise
@@ -165,10 +170,20 @@ class Publisher:
         self._pending.popleft()
         self._retries.succeeded()
 
+    def _is_missing(self, error: FlintError) -> bool:
+        """Whether it is for want of a topic that nsqd does not make by itself, and that is on its way to no other."""
+        if not isinstance(error, NsqdError) or error.code != TOPIC_NOT_EXIST or not self._pending:
+            return False
+        place, data = self._pending[0]  # answers come in order: this one is for the first
+        command = data[: data.index(b" ")].decode()
+        return place.partition is None and COMMANDS[command].body.front is HEADED
+
     def _refused(self, error: NsqdError) -> PublishRefused:
         hint = _LIMITS.get(error.code, "").format(self._options)
         if error.code == "E_INVALID" and "timeout" in error.detail and "out of range" in error.detail:
             hint = _DELAY_LIMIT
+        if error.code == TOPIC_NOT_EXIST and self._pending:
+            hint = _HEADERS.format(self._pending[0][0].topic)
         detail = f"{error.detail} ({hint})" if hint else error.detail
         if self._pending:  # answers come in order: this one is for the first
             place, data = self._pending[0]

@@ -78,7 +78,7 @@ def session(app: str, master: str = "", jvm: str = QUICK, **conf: str) -> SparkS
     if running is not None:
         chosen = dict(conf)
     else:
-        given = _given_to_spark_submit()
+        given = given_to_spark_submit()
         master = master or given.get("spark.master", "local[*]")
         _prepare_environment(master, has_jvm=bool(given))
         builder = builder.master(master)
@@ -129,7 +129,7 @@ def _warn_of(spark: SparkSession, where: str, wanted: Mapping[str, str]) -> None
         )
 
 
-def _given_to_spark_submit() -> dict[str, str]:
+def given_to_spark_submit() -> dict[str, str]:
     """Return the settings with which spark-submit started the JVM that this Python belongs to; empty without it."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return {}
@@ -199,4 +199,4 @@ def _require(package: str, least: tuple[int, int]) -> None:
         raise SetupError(f"{package} {have} is too old, {least[0]}.{least[1]} or later is needed", EXTRA)
 
 
-__all__ = ["QUICK", "THROUGHPUT", "session", "settings"]
+__all__ = ["QUICK", "THROUGHPUT", "given_to_spark_submit", "session", "settings"]

@@ -46,7 +46,17 @@ from flintmq.spark.broker import PartitionLog
 from flintmq.spark.errors import CREATED_AGAIN, GONE, NOT_CHOSEN, DataLost, LogAway, line_first
 from flintmq.spark.lag import measure
 from flintmq.spark.lag import to_json as lag_to_json
-from flintmq.spark.offsets import LAG_KEY, LOG_KEY, Offsets, PartitionKey, entries_of, from_json, is_current, to_json
+from flintmq.spark.offsets import (
+    CHANNEL_KEY,
+    LAG_KEY,
+    LOG_KEY,
+    Offsets,
+    PartitionKey,
+    entries_of,
+    from_json,
+    is_current,
+    to_json,
+)
 from flintmq.spark.options import SourceOptions
 from flintmq.spark.plan import Backlog, FetchRange, admit
 from flintmq.spark.retry import Retries
@@ -142,7 +152,8 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return None
         ends = to_json({key: entry.end for key, entry in self._last_survey.logs.items()})
         lags = measure(self._read, self._last_survey, self._options, self._clock.wall_ns())
-        return {**ends, LAG_KEY: lag_to_json(lags)}
+        channel = {CHANNEL_KEY: self._options.channel} if self._options.channel else {}
+        return {**channel, **ends, LAG_KEY: lag_to_json(lags)}
 
     @line_first
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:

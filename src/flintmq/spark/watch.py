@@ -5,7 +5,8 @@ whose trigger comes seldom, shows the last one as unread until then. Spark tells
 it is committed.
 
 The rules of this file: whatever fails here is logged, and never touches a query; what is kept has a bound, and what a
-query leaves behind goes with it.
+query leaves behind goes with it; a channel is moved to the place of a query whose source has that channel, as the
+progress says, and of no other: retention removes what lies behind it.
 
 Source: docs/decisions/0006.
 """
@@ -28,7 +29,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from flintmq.errors import UNREADABLE_JSON, FlintError, OptionError
 from flintmq.spark.errors import SOURCE
-from flintmq.spark.offsets import LAG_KEY, LOG_KEY, MODE_KEY, Offsets, from_json
+from flintmq.spark.offsets import CHANNEL_KEY, LAG_KEY, LOG_KEY, MODE_KEY, Offsets, from_json
 from flintmq.spark.options import SourceOptions, split_address
 from flintmq.spark.report import QueryState, Reporter
 from flintmq.spark.survey import Surveyor
@@ -87,6 +88,7 @@ class QueryWatch(StreamingQueryListener):
         self._queries: dict[str, _Query] = {}
         self._states: dict[str, QueryState] = {}
         self._lock = threading.Lock()
+        self._has_told_of_others = False
         self._reporter = (
             None if nsqadmin is None else Reporter(nsqadmin, nsqadmin_token, nsqadmin_ca_file, self._reported)
         )
@@ -152,10 +154,13 @@ class QueryWatch(StreamingQueryListener):
     def _take(self, progress: Any) -> None:
         lags: list[tuple[str, str, dict[str, Any]]] = []
         ends: Offsets = {}
+        ours: Offsets = {}
         for source in progress.sources:
             latest, end = (_parsed(text) for text in (source.latestOffset, source.endOffset))
             if LOG_KEY in end and MODE_KEY not in end:  # a spool's channel moves by itself
-                ends |= from_json(end)
+                read = from_json(end)
+                ends |= read
+                ours |= self._of_channel(read, latest, progress)
             for topic, labels in latest.get(LAG_KEY, {}).items():
                 lags += [(str(topic), str(label), dict(figures)) for label, figures in labels.items()]
         with self._lock:
@@ -168,22 +173,47 @@ class QueryWatch(StreamingQueryListener):
         ages = {
             (topic, label): figures.get("seconds") for topic, label, figures in lags if figures.get("messages") != 0
         }
-        is_moved = self._options is not None and any(self._options.reads(key.topic, key.partition) for key in ends)
         self._tell(
             str(progress.id),
             state="running",
             name=str(progress.name or ""),
-            channel=self._options.channel if is_moved and self._options is not None else "",
+            channel=self._options.channel if ours and self._options is not None else "",
             batch=progress.batchId,
             batch_at_s=time.monotonic(),
             row_count=row_count,
             logs={key: (read, _number(ages.get((key.topic, key.label)))) for key, read in ends.items()},
         )
-        if self._surveyor is not None and self._options is not None:
-            ours = {key: end for key, end in ends.items() if self._options.reads(key.topic, key.partition)}
+        if self._surveyor is not None and ours:
             if any(not self._surveyor.place(key) for key in ours):
                 self._surveyor.look(ours)
             self._surveyor.try_cursors(ours)
+
+    def _of_channel(self, read: Offsets, latest: Mapping[str, Any], progress: Any) -> Offsets:
+        """Return how far a source has read, if it has the channel that is to be moved; nothing of any other source.
+
+        Args:
+            latest: what the source said at the end of the micro-batch; nothing where it has repeated one and looked at
+                nsqd not yet.
+        """
+        options = self._options
+        if options is None or not latest:
+            return {}
+        ours = {key: end for key, end in read.items() if options.reads(key.topic, key.partition)}
+        channel = latest.get(CHANNEL_KEY)
+        if not ours or channel == options.channel:
+            return ours
+        if not self._has_told_of_others:
+            self._has_told_of_others = True
+            log.warning(
+                "query %s reads %s, and its source has %s: channel %s is moved only for a query whose source was given "
+                "channel=%s",
+                progress.name or progress.id,
+                ", ".join(sorted({key.topic for key in ours})),
+                f"channel {channel}" if channel else "no channel",
+                options.channel,
+                options.channel,
+            )
+        return {}
 
 
 def watch(
@@ -203,7 +233,8 @@ def watch(
         nsqadmin_token: where a token for it is whose role is ``operate``: ``env:NAME`` or ``file:/path``.
         nsqadmin_ca_file: authorities to trust for ``https``.
         options: of the source whose channel is to be moved right behind each micro-batch, as they were given to it:
-            ``nsqd`` or ``lookupd``, ``topic``, ``channel`` and what secures connections. Without them none is moved.
+            ``nsqd`` or ``lookupd``, ``topic``, ``channel`` and what secures connections. Without them none is moved,
+            and queries whose source has not that channel never move it.
 
     Raises:
         OptionError: an option is wrong, or the address cannot be listened on.
