@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from flintmq import stdout
 from flintmq.errors import FlintError, OptionError, UsageError
-from flintmq.options import Options, StartRefused, nearest, read_command, version_line
+from flintmq.options import Options, StartRefused, daemon_version_line, nearest, read_command, version_line
 from flintmq.version import __version__
 
 if TYPE_CHECKING:
@@ -344,24 +344,16 @@ def usage() -> str:
     )
 
 
-def daemon_version_line(program: str) -> str:
-    """Return what a daemon's ``--version`` prints: ``nsqd v1.3.0 (built w/python3.11.7) FlintMQ v0.1.0``.
-
-    First of all it says which NSQ it is like, as over the wire: scripts and the suites of clients read that, and take a
-    small number for an NSQ that lacks most of what they need.
-    """
-    from flintmq.wire.identify import NSQ_VERSION
-
-    return f"{version_line(program, NSQ_VERSION)} FlintMQ v{__version__}"
-
-
 def _daemon(table: type[Table], serve: Callable[[Table], int], arguments: Sequence[str]) -> int:
     failed = f"FATAL: failed to instantiate {table.program} - "  # NSQ's words, which scripts look for
     return _guarded(table.program, failed, lambda: _run_daemon(table, serve, arguments))
 
 
 def _run_daemon(table: type[Table], serve: Callable[[Table], int], arguments: Sequence[str]) -> int:
-    options = read_command(table, arguments, table.program, daemon_version_line(table.program))
+    from flintmq.wire.identify import NSQ_VERSION
+
+    version = daemon_version_line(table.program, NSQ_VERSION)
+    options = read_command(table, arguments, table.program, version)
     if options is None:
         return 0
     with _stoppable():
@@ -383,7 +375,10 @@ def _importing() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _stoppable() -> Iterator[None]:
-    """Let a signal that comes before the event loop runs end the daemon as cleanly as one that comes later."""
+    """Let a signal that comes before the event loop runs end the daemon as cleanly as one that comes later.
+
+    One that means nothing to a daemon, perhaps SIGHUP or SIGUSR1, ends it no more than it ends NSQ's.
+    """
 
     from flintmq.net import early_stop
 
@@ -397,7 +392,8 @@ def _stoppable() -> Iterator[None]:
 
     say_unraisable, sys.unraisablehook = sys.unraisablehook, unraisable
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    for ignored in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        before[ignored] = signal.signal(ignored, signal.SIG_IGN)
     try:
         yield
     finally:

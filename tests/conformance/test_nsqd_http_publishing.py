@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import struct
 import time
 
@@ -71,6 +72,15 @@ def test_pub_takes_the_body_as_it_is(nsqd: Nsqd, topic: str, body: bytes):
 def test_pub_does_not_parse_forms(nsqd: Nsqd, topic: str, content_type: str):
     nsqd.request("POST", f"/pub?topic={topic}", b"topic=other&a=%zz", {"Content-Type": content_type})
     assert bodies_of(nsqd, topic, 1) == [b"topic=other&a=%zz"]
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "identity", "deflate, br"])
+def test_nothing_decodes_a_body(nsqd: Nsqd, topic: str, encoding: str):
+    body = gzip.compress(b"hello") if encoding == "gzip" else b"hello"
+    headers = {"Content-Encoding": encoding}
+    assert_text(nsqd.request("POST", f"/pub?topic={topic}", body, headers), "OK")
+    assert_text(nsqd.request("POST", f"/mpub?topic={topic}&binary=true", mpub_body([body, body]), headers), "OK")
+    assert bodies_of(nsqd, topic, 3) == [body] * 3
 
 
 def test_pub_makes_a_message_like_any_other(nsqd: Nsqd, topic: str):

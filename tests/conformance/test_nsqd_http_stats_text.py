@@ -69,7 +69,8 @@ def test_it_is_text(bare: Nsqd):
 
 
 def test_line_1_is_name_version_and_language(scene: Scene):
-    assert re.fullmatch(r"nsqd v\d\S* \(built w/\S+\)", scene.lines[0])
+    version = re.escape(scene.nsqd.get("/info")["version"])
+    assert re.fullmatch(rf"nsqd v{version} \(built w/\S+\)( FlintMQ v\S+)?", scene.lines[0])
 
 
 def test_line_2_is_the_start_time_as_rfc_3339(scene: Scene):

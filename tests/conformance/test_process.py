@@ -351,6 +351,17 @@ def test_sighup_does_not_end_it(tmp_path: Path, program: str):
         assert process.end(signal.SIGTERM) == 0
 
 
+@pytest.mark.parametrize(
+    ("program", "number"),
+    [("nsqd", signal.SIGUSR2), ("nsqlookupd", signal.SIGUSR1), ("nsqlookupd", signal.SIGUSR2)],
+)
+def test_a_signal_that_means_nothing_does_not_end_it(tmp_path: Path, program: str, number: signal.Signals):
+    with running(program, tmp_path / "d") as process:
+        process.wait_for("HTTP: listening on")
+        process.popen.send_signal(number)
+        assert process.end(signal.SIGTERM) == 0  # of several signals the lower number comes first
+
+
 # -- it cannot start ---------------------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.conformance.conftest import quick_flags
 from tests.conformance.protocol_helpers import channels, clients, consumer, counts, topics
-from tests.integration.daemons import Daemons, Nsqd, mpub, pub, wait_until
+from tests.integration.daemons import IS_OTHER_NSQD, Daemons, Nsqd, mpub, pub, wait_until
 
 CHANNEL = "c#ephemeral"
 MEM_QUEUE_SIZE = 5
@@ -86,6 +86,22 @@ def test_channel_drops_what_does_not_fit_into_memory(small: Nsqd, topic: str):
         connection.nothing_comes()
 
 
+def test_what_a_channel_drops_is_counted(small: Nsqd, topic: str):
+    """In message_count, as upstream; how many they were is upstream's secret."""
+    with consumer(small, topic, CHANNEL, rdy_count=0):
+        small.publish(topic, *[b"x"] * 12)
+        wait_until(lambda: small.stats(topic, CHANNEL)["message_count"] == 12, "all to be counted")
+        row = small.stats(topic, CHANNEL)
+        assert row["depth"] == MEM_QUEUE_SIZE
+        if IS_OTHER_NSQD:
+            return
+        assert row["dropped_count"] == 12 - MEM_QUEUE_SIZE
+        lines = small.request("GET", "/metrics").text.splitlines()
+        labels = f'{{topic="{topic}",channel="{CHANNEL}"}}'
+        assert f"flintmq_nsqd_channel_dropped_total{labels} 7" in lines
+        assert f"flintmq_nsqd_channel_messages_total{labels} 12" in lines
+
+
 def test_other_channels_of_the_topic_keep_everything(small: Nsqd, topic: str):
     with consumer(small, topic, CHANNEL, rdy_count=0), consumer(small, topic, rdy_count=0):
         small.publish(topic, *[b"x"] * 50)
@@ -163,3 +179,11 @@ def test_neither_survives_a_restart(shared_daemons: Daemons, topic: str, brief: 
     assert topics(nsqd) == {topic}
     assert channels(nsqd, topic) == ["c"]
     nsqd.stop()
+
+
+def test_what_a_topic_drops_is_counted(small: Nsqd, brief: str):
+    """In message_count, as upstream."""
+    small.publish(brief, *[b"x"] * 12)
+    row = small.stats(brief)
+    assert (row["message_count"], row["depth"]) == (12, MEM_QUEUE_SIZE)
+    assert IS_OTHER_NSQD or row["dropped_count"] == 12 - MEM_QUEUE_SIZE

@@ -161,6 +161,16 @@ def other_nsqd(shared_daemons: Daemons) -> Nsqd:
     )
 
 
+def test_no_client_may_choose_where_the_longest_is_less_than_the_shortest(shared_daemons: Daemons):
+    nsqd = shared_daemons.nsqd(*quick_flags(), "--max-output-buffer-timeout=0")
+    for timeout_ms in (1, 25, 250):
+        assert "output buffer timeout" in fatal(nsqd, identify(output_buffer_timeout=timeout_ms))
+    answer = json.loads(answer_to(nsqd, feature_negotiation=True, output_buffer_timeout=-1))
+    assert answer["output_buffer_timeout"] == 0
+    assert json.loads(answer_to(nsqd, feature_negotiation=True))["output_buffer_timeout"] == 250
+    nsqd.stop()
+
+
 def test_flags_show_in_the_answer(other_nsqd: Nsqd):
     answer = json.loads(answer_to(other_nsqd, feature_negotiation=True))
     expected = {

@@ -112,6 +112,20 @@ def wait_finished(nsqd: Nsqd, topic: str, number: int) -> None:
     wait_until(lambda: is_finished(nsqd, topic, CHANNEL, number), "all are finished")
 
 
+def test_headers_that_follow_from_the_request_are_left_out(single_nsqd: Nsqd, target: Target, topic: str):
+    single_nsqd.publish(topic, b"body")
+    given = ["Host: other.example", "connection: X-Key", "Content-Length: 1", "Transfer-Encoding: chunked"]
+    flags = [f"--topic={topic}", f"--post={target.url}", *(f"--header={each}" for each in given)]
+    with started("nsq_to_http", at(single_nsqd), *flags) as process:
+        wait_until(lambda: target.seen, "the request")
+        log = end(process)
+    ((_, _, headers, body),) = target.seen
+    assert (headers["host"] in target.url, headers["content-length"], body) == (True, "4", b"body")
+    assert headers.get("connection") != "X-Key" and "transfer-encoding" not in headers
+    for each in ("Host", "Connection", "Content-Length", "Transfer-Encoding"):
+        assert f"WARNING: --header={each} is not sent" in log
+
+
 def test_a_post_has_the_body_and_the_headers(single_nsqd: Nsqd, target: Target, topic: str):
     sent = [b"%d" % number for number in range(200)] + [b"\xff\x00\n"]
     single_nsqd.publish(topic, *sent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import socket
 import threading
 import time
@@ -15,7 +16,7 @@ from urllib.parse import parse_qsl, urlencode
 
 import pytest
 from tests.certificates import Certificates
-from tests.integration.daemons import SOON_S, Answer, Daemons, Nsqadmin, Nsqd, a_few_times, wait_until
+from tests.integration.daemons import SOON_S, Answer, Daemons, Nsqadmin, Nsqd, Nsqlookupd, a_few_times, wait_until
 from tests.integration.test_nsqadmin_rights import FORM, HTML, csrf_of
 from tests.integration.utilities import flintmq
 
@@ -86,8 +87,8 @@ def admin_of(daemons: Daemons, *nsqds: str, flags: tuple[str, ...] = ()) -> Nsqa
     return daemons.nsqadmin("--http-address=127.0.0.1:0", *(f"--nsqd-http-address={each}" for each in nsqds), *flags)
 
 
-def http_of(nsqd: Nsqd) -> str:
-    return f"127.0.0.1:{nsqd.http[1]}"
+def http_of(daemon: Nsqd | Nsqlookupd) -> str:
+    return f"127.0.0.1:{daemon.http[1]}"
 
 
 def with_topic(nsqd: Nsqd) -> Nsqd:
@@ -140,6 +141,38 @@ def test_when_nobody_answers_the_api_says_so(daemons: Daemons, liar: StartLiar):
         assert answer.status == 502, path
         assert answer.json["message"].startswith("UPSTREAM_ERROR: nsqlookupd "), path
     assert nsqadmin.request("GET", "/").status == 200
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_that_means_nothing_does_not_end_it(daemons: Daemons, number: signal.Signals):
+    nsqadmin = admin_of(daemons, "127.0.0.1:1")
+    nsqadmin.send_signal(number)
+    assert nsqadmin.request("GET", "/ping").status == 200
+    nsqadmin.stop()
+
+
+def test_nodes_are_those_that_a_nsqlookupd_names_now(daemons: Daemons):
+    """One that knows of none has answered; when none answers, those of earlier are for the pages for people alone."""
+    nsqlookupd, empty = daemons.nsqlookupd(), daemons.nsqlookupd()
+    nsqd = daemons.nsqd("--lookupd-tcp-address={}:{}".format(*nsqlookupd.tcp), "--broadcast-address=127.0.0.1")
+    wait_until(lambda: nsqlookupd.get("/nodes")["producers"], "it has registered")
+    lookups = [f"--lookupd-http-address={http_of(each)}" for each in (nsqlookupd, empty)]
+    nsqadmin = daemons.nsqadmin("--http-address=127.0.0.1:0", *lookups)
+    assert len(nsqadmin.whole("/api/nodes")["nodes"]) == 1
+    nsqlookupd.kill()
+    late = daemons.nsqadmin("--http-address=127.0.0.1:0", *lookups)
+
+    def found() -> Any:
+        answer = late.request("GET", "/api/nodes")
+        return answer.json if answer.status == 200 else None  # the other one may be late as well
+
+    assert wait_until(found)["nodes"] is None
+    assert wait_until(found)["message"].startswith(f"WARNING: nsqlookupd {http_of(nsqlookupd)}")
+    empty.kill()
+    for path in ("/api/nodes", f"/api/nodes/{http_of(nsqd)}"):
+        answer = nsqadmin.request("GET", path)
+        assert answer.status == 502 and answer.json["message"].startswith("UPSTREAM_ERROR: nsqlookupd "), path
+    assert http_of(nsqd) in nsqadmin.request("GET", "/nodes").text
 
 
 def test_names_and_words_of_a_liar_are_shown_and_never_run(daemons: Daemons, liar: StartLiar):

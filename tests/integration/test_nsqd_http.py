@@ -410,7 +410,7 @@ def test_stats_text(busy: Nsqd):
     assert answer.headers["Content-Type"].startswith("text/plain")
     text = answer.text
     lines = text.splitlines()
-    assert re.fullmatch(r"nsqd v\S+ \(built w/\S+\)", lines[0])
+    assert re.fullmatch(r"nsqd v\S+ \(built w/\S+\) FlintMQ v\S+", lines[0])
     assert re.fullmatch(r"start_time \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(Z|[+-]\d\d:\d\d)", lines[1])
     assert re.fullmatch(r"uptime [\d.hm]+s", lines[2])
     assert lines[3:6] == ["", "Health: OK", ""]

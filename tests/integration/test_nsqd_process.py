@@ -66,7 +66,8 @@ def test_what_it_says_when_it_starts(daemons: Daemons, durability: str, promise:
     lines = nsqd.log.splitlines()
     assert [line for line in lines if not LOG_LINE.fullmatch(line)] == []
     texts = [line.split(": ", 1)[1] for line in lines]
-    assert re.fullmatch(r"nsqd v\d+\.\d+\.\d+\S* \(built w/python3\.\d+\.\d+\S*\)", texts[0])
+    assert texts[0] == nsqd.request("GET", "/stats").text.splitlines()[0]
+    assert re.fullmatch(r"nsqd v1\.3\.0 \(built w/python3\.\d+\.\d+\) FlintMQ v\d+\.\d+\.\d+\S*", texts[0])
     assert texts[1:] == [
         f"durability: {durability} - {promise}",
         f"TCP: listening on 127.0.0.1:{nsqd.tcp[1]}",

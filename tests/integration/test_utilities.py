@@ -9,10 +9,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterable, Iterator
 from itertools import count
 
 import pytest
-from tests.integration.daemons import PATIENCE_S, SOURCES, Daemons, Nsqd, Nsqlookupd, wait_until
+from tests.integration.daemons import PATIENCE_S, SOON_S, SOURCES, Daemons, Nsqd, Nsqlookupd, in_time, sized, wait_until
+from tests.integration.proxy import Proxy
 from tests.integration.utilities import at, run, started
 
 _topics = (f"tools{number}" for number in count())
@@ -74,6 +77,68 @@ def test_a_line_is_published_when_it_is_there_and_a_signal_ends_it(shared_nsqd: 
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0
     assert shared_nsqd.stats(topic)["message_count"] == 1, "half a line is no message"
+
+
+def test_an_nsqd_that_is_down_ends_it_and_the_others_get_nothing(shared_nsqd: Nsqd, topic: str):
+    """At once, as NSQ's: a publish that waited for it would end after 30 s, with other words."""
+    done = run("to_nsq", at(shared_nsqd), "--nsqd-tcp-address=127.0.0.1:1", f"--topic={topic}", text=b"x\n" * 3)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert b"Connection refused" in done.stderr and b"nothing is published: no connection" in done.stderr, done.stderr
+    assert not shared_nsqd.get(f"/stats?format=json&topic={topic}")["topics"]
+    done = run("to_nsq", "--nsqd-tcp-address=127.0.0.1:1", f"--topic={topic}", text=b"")
+    assert done.returncode == 0, done.stderr
+
+
+def seconds_of_ending(nsqd: Nsqd, topic: str, signals: int) -> float:
+    """How long to_nsq goes on after so many signals when nsqd answers its last publish no more."""
+    answers = bytearray()
+    with Proxy(nsqd.tcp) as proxy:
+        proxy.watch = lambda _, way, data: answers.extend(data if way == "down" else b"")
+        to = "--nsqd-tcp-address={}:{}".format(*proxy.address)
+        with started("to_nsq", to, f"--topic={topic}") as process:
+            assert process.stdin is not None and process.stderr is not None
+            process.stdin.write(b"first\n")
+            process.stdin.flush()
+            wait_until(lambda: sized(b"\0\0\0\0OK") in bytes(answers), "the first line is published")
+            proxy.down.is_stalled = True
+            process.stdin.write(b"second\nthird\n")
+            process.stdin.flush()
+            wait_until(lambda: nsqd.stats(topic)["message_count"] == 3, "it waits for an answer")
+            process.send_signal(signal.SIGINT)
+            while b"told to end" not in (line := process.stderr.readline()):
+                assert line, "it has ended"
+            began = time.monotonic()
+            if signals == 2:
+                process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=PATIENCE_S)
+            took_s = time.monotonic() - began
+    assert process.returncode == 1
+    assert b"told to end: 2 items that were read are not published" in errors and b"Traceback" not in errors, errors
+    return took_s
+
+
+def test_a_signal_ends_what_waits_and_what_is_not_published_is_counted(shared_nsqd: Nsqd, topic: str):
+    """By itself a publish would be given up after 30 s."""
+    assert seconds_of_ending(shared_nsqd, topic, 1) < SOON_S
+
+
+@in_time
+def test_the_second_signal_ends_it_at_once(shared_nsqd: Nsqd, topic: str):
+    assert seconds_of_ending(shared_nsqd, topic, 2) < 4
+
+
+def test_what_the_rate_holds_back_is_counted(shared_nsqd: Nsqd, topic: str):
+    with started("to_nsq", at(shared_nsqd), f"--topic={topic}", "--rate=1") as process:
+        assert process.stdin is not None
+        process.stdin.write(b"a\n\nb\nc\n" + b"d\n" * 1000 + b"last")
+        process.stdin.close()
+        wait_until(lambda: shared_nsqd.get(f"/stats?format=json&topic={topic}")["topics"], "the first is published")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 1
+        assert process.stderr is not None
+        errors = process.stderr.read().decode()
+    left = 1004 - shared_nsqd.stats(topic)["message_count"]
+    assert f"told to end: {left} items that were read are not published" in errors
 
 
 def test_what_cannot_be_published_is_named_and_what_comes_before_it_is(shared: Daemons, topic: str):
@@ -258,6 +323,65 @@ def test_nsq_stat_ends_when_it_is_told_to(shared_nsqd: Nsqd, topic: str, number:
         assert process.wait(PATIENCE_S) == 0
 
 
+def figures(lines: Iterable[bytes]) -> Iterator[tuple[int, ...]]:
+    """Ingress, egress and total of the lines of nsq_stat that are no header."""
+    for line in lines:
+        if b"|" in line and b"ingress" not in line:
+            yield tuple(int(each) for each in line.replace(b"|", b" ").split()[:3])
+
+
+def with_channel(nsqd: Nsqd, topic: str, *bodies: bytes) -> str:
+    """Messages for channel ``c``; how nsq_stat is told of this nsqd."""
+    nsqd.request("POST", f"/topic/create?topic={topic}")
+    nsqd.request("POST", f"/channel/create?topic={topic}&channel=c")
+    nsqd.publish(topic, *bodies)
+    return "--nsqd-http-address={}:{}".format(*nsqd.http)
+
+
+def test_nsq_stat_gives_no_figures_of_some_for_those_of_all(shared: Daemons, shared_nsqd: Nsqd, topic: str):
+    second = shared.nsqd("--durability=os")
+    where = [with_channel(each, topic, b"1", b"2") for each in (shared_nsqd, second)]
+    what = (f"--topic={topic}", "--channel=c")
+    with started("nsq_stat", *where, *what, "--interval=10ms") as process:
+        assert process.stdout is not None
+        assert next(figures(process.stdout)) == (0, 0, 4)
+        second.kill()
+        out, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1
+    assert "{}:{}".format(*second.http).encode() in errors and b"Traceback" not in errors, errors
+    assert {*figures(out.splitlines())} <= {(0, 0, 4)}
+    done = run("nsq_stat", *where, *what, "--interval=10ms", "--count=1")
+    assert (done.returncode, done.stdout) == (1, b"")
+
+
+def test_nsq_stat_asks_all_nsqlookupd(shared_nsqd: Nsqd, shared_nsqlookupd: Nsqlookupd, topic: str):
+    """One that is down may be the only one that knows of some nsqd."""
+    with_channel(shared_nsqd, topic, b"1")
+    wait_until(lambda: topic in shared_nsqlookupd.get("/topics")["topics"], "nsqlookupd knows it")
+    where = "--lookupd-http-address={}:{}".format(*shared_nsqlookupd.http), "--lookupd-http-address=127.0.0.1:1"
+    done = run("nsq_stat", *where, f"--topic={topic}", "--channel=c", "--interval=10ms", "--count=1")
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert b"127.0.0.1:1" in done.stderr and b"Traceback" not in done.stderr
+
+
+def test_nsq_stat_has_no_rate_between_two_sets_of_nsqd(shared: Daemons, topic: str):
+    nsqlookupd = shared.nsqlookupd()
+    lookup = "--lookupd-tcp-address={}:{}".format(*nsqlookupd.tcp)
+    first, second = (shared.nsqd("--durability=os", lookup, "--broadcast-address=127.0.0.1") for _ in range(2))
+    with_channel(first, topic, b"1")
+    with_channel(second, topic, b"1", b"2")
+    wait_until(lambda: len(nsqlookupd.producers(topic)) == 2, "nsqlookupd knows both")
+    where = "--lookupd-http-address={}:{}".format(*nsqlookupd.http)
+    with started("nsq_stat", where, f"--topic={topic}", "--channel=c", "--interval=10ms") as process:
+        assert process.stdout is not None and process.stderr is not None
+        lines = figures(process.stdout)
+        assert next(lines) == (0, 0, 3)
+        node = f"127.0.0.1:{second.http[1]}"
+        assert nsqlookupd.request("POST", f"/topic/tombstone?topic={topic}&node={node}").status == 200
+        assert next(line for line in lines if line != (0, 0, 3)) == (0, 0, 1)
+        assert b"is at other nsqd now: 127.0.0.1:%d" % first.http[1] in process.stderr.readline()
+
+
 # --- what is wrong on a command line
 
 
@@ -330,7 +454,6 @@ _TO_HTTP = "nsq_to_http --nsqd-tcp-address=a:1 --topic=t"
         (f"{_TO_HTTP} --post=http://a/ --sample=1.5", "--sample must be between 0.0 and 1.0"),
         (f"{_TO_HTTP} --post=http://a/ --mode=some", "one of: hostpool, round-robin, epsilon-greedy, multicast"),
         (f"{_TO_HTTP} --post=http://a/ --header=x", "it must be 'Name: value'"),
-        (f"{_TO_HTTP} --post=http://a/ --header=host:x", "Host follows from the request"),
         (f"{_TO_HTTP} --post=https://a/ --http-client-tls-root-ca-file=/none", "files cannot be used"),
         ("to_nsq --topic=t", "--nsqd-tcp-address required"),
         ("to_nsq --nsqd-tcp-address=a:1", "--topic required"),

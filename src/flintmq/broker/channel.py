@@ -67,6 +67,7 @@ class Channel:
         spilled: what of it is outside of memory, or was.
         subscriptions: every consumer, in the order of their coming.
         joined_count: consumers since the process started.
+        dropped_count: messages that an ephemeral channel had no room for.
         filtered_count: messages finished because the consumer that was to get them does not take them.
         wants_turn: whether :meth:`pump` has stopped before the end, so that others have their turn.
         locality_counts: deliveries since the process started, by :class:`Locality` of who got them.
@@ -189,8 +190,8 @@ class Channel:
 
     @property
     def message_count(self) -> int:
-        """Messages the channel got since the process started."""
-        return max(0, self.end - self.counted_from) - self.dropped_count
+        """Messages the channel got since the process started; those that it had no room for are among them."""
+        return max(0, self.end - self.counted_from)
 
     @property
     def deferred_count(self) -> int:

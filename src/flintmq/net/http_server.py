@@ -106,16 +106,12 @@ _HEAD_TOO_LONG = plain_response(f"431 Request Header Fields Too Large: more than
 _TIMED_OUT = plain_response("408 Request Timeout", 408)
 _BAD_EXPECTATION = plain_response("417 Expectation Failed", 417)
 _BAD_TRANSFER_ENCODING = error_response(501, "UNSUPPORTED_TRANSFER_ENCODING: only chunked is understood")
-_BAD_CONTENT_ENCODING = error_response(
-    415, "UNSUPPORTED_CONTENT_ENCODING: bodies are stored as they are sent; leave Content-Encoding out"
-)
 _KEPT_SHARE = 0.5  # whoever looks after a daemon that is full of clients gets in
 _TOO_MANY_CONNECTIONS = error_response(503, "TOO_MANY_CONNECTIONS")
 _NO_STREAMS = error_response(505, "HTTP_VERSION_NOT_SUPPORTED: this answer comes in chunks, which HTTP/1.1 has")
 _PREFLIGHT = Response()
 _LAST_CHUNK = b"0\r\n\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_CODINGS = (b"transfer-encoding", b"content-encoding")
 _HOP_HEADERS = (b"connection", b"upgrade", b"http2-settings")
 
 _log = logging.getLogger(__name__)
@@ -501,7 +497,7 @@ class _Connection(asyncio.Protocol):
             name = name.lower()
             if name not in self._headers:
                 self._headers[name] = value
-            elif name in _CODINGS:
+            elif name == b"transfer-encoding":
                 self._headers[name] += b"," + value
 
     def on_headers_complete(self) -> None:
@@ -535,8 +531,6 @@ class _Connection(asyncio.Protocol):
             self._chunked_bytes_left = CHUNK_OVERHEAD_FACTOR * request.route.body_limit_bytes + CHUNK_SLACK_BYTES
         if b"host" not in headers and self._parser.get_http_version() != "1.0":  # HTTP/0.9 is refused as well
             self._refuse(_NO_HOST)
-        if b"content-encoding" in headers and headers[b"content-encoding"].lower() != b"identity":
-            self._refuse(_BAD_CONTENT_ENCODING)
         if b"expect" in headers:
             self._expect(headers[b"expect"])
 

@@ -158,7 +158,7 @@ class Api:
             _require_some(bool(alive), found.missing)
             return Known(alive, [], known.missing)
         known = await self._gather.snapshots.discover()
-        _require_some(bool(known.nodes) or not known.missing, known.missing)
+        _require_some(known.is_listed_now, known.missing)
         newest = max((daemons.version_key(node.version) for node in known.nodes.values()), default=())
         for node in known.nodes.values():
             node.is_out_of_date = daemons.version_key(node.version) < newest

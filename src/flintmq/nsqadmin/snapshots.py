@@ -53,12 +53,14 @@ class Known:
     Attributes:
         nodes: by ``host:http_port``; figures are not in them yet.
         topics: names that nsqlookupd remembers.
+        is_listed_now: somebody has said now which nodes there are; else they are those of earlier.
     """
 
     nodes: dict[str, NodeRow]
     topics: list[str]
     missing: list[Missing]
     notes: list[str] = field(default_factory=list)
+    is_listed_now: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +201,7 @@ class Snapshots:
             notes.append(f"there are {len(rows)} nsqd; the first {NODE_COUNT_MAX} are shown")
             rows = dict(list(rows.items())[:NODE_COUNT_MAX])
         topics = sorted({name for found in names.found.values() for name in found})
-        return Known(rows, topics, list(missing.values()), notes)
+        return Known(rows, topics, list(missing.values()), notes, is_listed_now=bool(nodes.found))
 
     async def _ask_configured(self) -> Known:
         rows: dict[str, NodeRow] = {}

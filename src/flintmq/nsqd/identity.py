@@ -7,13 +7,13 @@ Source: NSQ's HTTP API (``/info``), NSQ's nsqlookupd (IDENTIFY of a nsqlookupd),
 
 from __future__ import annotations
 
-import platform
 from dataclasses import dataclass
 from typing import Any
 
 from flintmq.env import Env
 from flintmq.net.address import format_address
 from flintmq.nsqd.options import NsqdOptions, node_id_of
+from flintmq.options import daemon_version_line
 from flintmq.version import __version__
 from flintmq.wire.identify import NSQ_VERSION
 from flintmq.wire.lookup import PeerInfo
@@ -33,14 +33,14 @@ class Identity:
 
     Attributes:
         version: of NSQ, as clients are told.
-        version_line: of this program, for people.
+        version_line: as ``--version`` prints it.
         start_ns: wall time of its start.
         addresses: where it listens; set by the server.
     """
 
     def __init__(self, env: Env, options: NsqdOptions) -> None:
         self.version = NSQ_VERSION
-        self.version_line = f"nsqd v{__version__} (built w/python{platform.python_version()})"
+        self.version_line = daemon_version_line("nsqd", NSQ_VERSION)
         self.start_ns = env.clock.wall_ns()
         self.addresses = Addresses(None, None)
         self._hostname = env.hostname

@@ -648,9 +648,6 @@ class NsqdOptions(Options):
         refusal = check_node(self.settings)
         if refusal is not None:
             raise OptionError("dead_letter_topic", self.dead_letter_topic, refusal, "argument")
-        if self.min_output_buffer_timeout_ns > self.max_output_buffer_timeout_ns:
-            allowed = "it must not be more than max_output_buffer_timeout"
-            raise OptionError("min_output_buffer_timeout_ns", self.min_output_buffer_timeout_ns, allowed, "argument")
 
     def _check_cluster(self) -> None:
         if not self.cluster_store:

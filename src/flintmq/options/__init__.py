@@ -6,7 +6,7 @@ A program describes its options once, as a frozen dataclass of :func:`option` ro
 
 from __future__ import annotations
 
-from flintmq.options.command import read_command, version_line
+from flintmq.options.command import daemon_version_line, read_command, version_line
 from flintmq.options.durations import HOUR, MILLISECOND, MINUTE, SECOND, format_duration, parse_duration_ns
 from flintmq.options.kinds import Address, Choice, Duration, Integer, Items, Number, Repeated, Switch, Text
 from flintmq.options.render import example_file, help_text, reference_page, show_config
@@ -31,6 +31,7 @@ __all__ = [
     "StartRefused",
     "Switch",
     "Text",
+    "daemon_version_line",
     "example_file",
     "format_duration",
     "help_text",

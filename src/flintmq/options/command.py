@@ -10,6 +10,7 @@ from typing import TypeVar
 from flintmq.options.render import help_text, show_config
 from flintmq.options.resolve import resolve
 from flintmq.options.table import Options
+from flintmq.version import __version__
 
 Table = TypeVar("Table", bound=Options)
 
@@ -44,3 +45,12 @@ def read_command(table: type[Table], arguments: Sequence[str], program: str, ver
 def version_line(program: str, version: str) -> str:
     """Return what ``--version`` prints, in NSQ's form: ``flintmq v0.1.0 (built w/python3.11.7)``."""
     return f"{program} v{version} (built w/python{'.'.join(map(str, sys.version_info[:3]))})"
+
+
+def daemon_version_line(program: str, nsq_version: str) -> str:
+    """Return what a daemon's ``--version`` prints: ``nsqd v1.3.0 (built w/python3.11.7) FlintMQ v0.1.0``.
+
+    First of all it says which NSQ it is like, as over the wire: scripts and the suites of clients read that, and take a
+    small number for an NSQ that lacks most of what they need.
+    """
+    return f"{version_line(program, nsq_version)} FlintMQ v{__version__}"

@@ -17,6 +17,8 @@ from flintmq.options.durations import MILLISECOND, format_duration, parse_durati
 _TRUE = frozenset(("1", "t", "T", "TRUE", "true", "True"))  # what Go's strconv.ParseBool takes
 _FALSE = frozenset(("0", "f", "F", "FALSE", "false", "False"))
 LIST_LENGTH_MAX = 1024
+_GO_NUMBER = re.compile(r"[-+]?[0-9][0-9A-Za-z_]{0,79}")  # int() takes spaces and other digits as well
+_GO_OCTAL = re.compile(r"([-+]?)0([0-7_]+)")
 
 
 class NsqRefusal(ValueError):
@@ -199,14 +201,22 @@ class Integer(_Scalar):
         return self.unit.upper() or "N"
 
     def from_text(self, text: str) -> int:
-        if not re.fullmatch(r"[-+]?[0-9]{1,19}", text):
+        """Read a number as Go writes it: 1000, 1_000, 0x3e8, 0o1750, 0b11, and 01750, which is octal."""
+        octal = _GO_OCTAL.fullmatch(text)
+        try:
+            value = int(f"{octal[1]}0o{octal[2]}" if octal else text, 0)
+        except ValueError:
+            value = None
+        if value is None or not _GO_NUMBER.fullmatch(text) or not -(2**63) <= value < 2**63:
             raise ValueError("it must be a whole number")
-        return int(text)
+        return value
 
     def from_file(self, raw: object) -> int:
-        if isinstance(raw, bool) or not isinstance(raw, int | str):
+        if isinstance(raw, int) and not isinstance(raw, bool):
+            return raw
+        if not isinstance(raw, str) or not re.fullmatch(r"[-+]?[0-9]{1,19}", raw):
             raise ValueError("it must be a whole number")
-        return raw if isinstance(raw, int) else self.from_text(raw)
+        return int(raw)
 
     def check(self, value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int):

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
-from flintmq.errors import OptionError
+from flintmq.errors import UNKNOWN, OptionError
 from flintmq.options.table import Options, Row, refused, rows, variable_prefix
 
 Table = TypeVar("Table", bound=Options)
@@ -118,7 +118,7 @@ def _read_flags(table: type[Options], arguments: Sequence[str]) -> _CommandLine:
                 action = _ACTIONS[name]
         else:
             raise OptionError(
-                word.partition("=")[0], None, _hint(name, [*by_flag, *COMMAND_FLAGS], "--", table.program)
+                word.partition("=")[0], UNKNOWN, _hint(name, [*by_flag, *COMMAND_FLAGS], "--", table.program)
             )
     return _CommandLine(action, config_path, given)
 
@@ -160,7 +160,7 @@ def _read_environment(table: type[Options], environment: Mapping[str, str]) -> t
         elif variable == prefix + "CONFIG":
             path = environment[variable]
         elif not _KUBERNETES.fullmatch(variable.removeprefix(prefix)):
-            raise OptionError(variable, None, _hint(variable, by_variable, "", table.program), "environment")
+            raise OptionError(variable, UNKNOWN, _hint(variable, by_variable, "", table.program), "environment")
     return given, path
 
 
@@ -196,7 +196,7 @@ def _load_toml(path: str) -> dict[str, Any]:
                 f"a configuration file has at most {CONFIG_FILE_BYTES_MAX} bytes",
                 "configuration file",
             )
-        return tomllib.loads(data.decode())
+        return tomllib.loads(data.decode("utf-8-sig"))
     except OSError as error:
         raise OptionError(
             "--config", path, f"failed to load config file {path} - {error.strerror}", "configuration file"

@@ -1,7 +1,7 @@
 """Ask nsqd and nsqlookupd over HTTP what the utilities want to know.
 
-Rules of this file: several are asked at the same time; that one does not answer is told and hides no other; that none
-does is an error.
+Rules of this file: several are asked at the same time; whoever needs all of them says so, for others it is an error
+only that none answers, and who does not is told.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -36,6 +36,10 @@ _HTTP_NOT_FOUND = 404
 
 class NoneAnswers(FlintError):
     """Nobody of all who were asked has answered."""
+
+
+class NotAllAnswer(FlintError):
+    """Somebody of all who were asked has not answered."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,19 +181,39 @@ class Asker:
         Raises:
             NoneAnswers: nobody does.
         """
+        found, failed = await self._ask_each(addresses, path, arguments)
+        for error in failed:
+            log.error("%s", error)
+        if failed and not found:
+            raise NoneAnswers("; ".join(map(str, failed)))
+        return found
+
+    async def ask_every(self, addresses: Sequence[str], path: str, **arguments: str) -> dict[str, Any]:
+        """Return what each answers.
+
+        Raises:
+            NotAllAnswer: one of them does not.
+        """
+        found, failed = await self._ask_each(addresses, path, arguments)
+        if failed:
+            raise NotAllAnswer("; ".join(map(str, failed)))
+        return found
+
+    async def _ask_each(
+        self, addresses: Sequence[str], path: str, arguments: Mapping[str, str]
+    ) -> tuple[dict[str, Any], list[FlintError]]:
         asked = list(dict.fromkeys(addresses))
         answers = await asyncio.gather(*(self.ask(each, path, **arguments) for each in asked), return_exceptions=True)
         found: dict[str, Any] = {}
+        failed: list[FlintError] = []
         for address, answer in zip(asked, answers, strict=True):
             if isinstance(answer, FlintError):
-                log.error("%s", answer)
+                failed.append(answer)
             elif isinstance(answer, BaseException):
                 raise answer
             else:
                 found[address] = answer
-        if asked and not found:
-            raise NoneAnswers("; ".join(str(each) for each in answers))
-        return found
+        return found, failed
 
 
 def check_one_kind(nsqd: Sequence[str], lookupd: Sequence[str], nsqd_flag: str) -> None:

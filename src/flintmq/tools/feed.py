@@ -30,9 +30,14 @@ class InputError(FlintError):
 
 
 class Source:
-    """A descriptor, read in a thread of its own, which may wait for ever and keeps no process from ending."""
+    """A descriptor, read in a thread of its own, which may wait for ever and keeps no process from ending.
+
+    Attributes:
+        is_at_end: it was read to its end.
+    """
 
     def __init__(self, descriptor: int) -> None:
+        self.is_at_end = False
         self._descriptor = descriptor
         self._loop = asyncio.get_running_loop()
         self._blocks: asyncio.Queue[bytes | OSError] = asyncio.Queue()
@@ -67,6 +72,17 @@ class Source:
         """Let whoever waits go on."""
         self._blocks.put_nowait(b"")
 
+    def take_rest(self) -> bytes:
+        """Return what was read and nobody has taken, after :meth:`stop`."""
+        blocks = []
+        while not self._blocks.empty():
+            blocks.append(self._blocks.get_nowait())
+        return b"".join(block for block in blocks if isinstance(block, bytes))
+
+    def _came(self, block: bytes | OSError) -> None:
+        self.is_at_end = block == b""
+        self._blocks.put_nowait(block)
+
     def _read(self) -> None:
         block: bytes | OSError = b"-"
         while block and isinstance(block, bytes):
@@ -76,7 +92,7 @@ class Source:
             except OSError as error:
                 block = error
             try:
-                self._loop.call_soon_threadsafe(self._blocks.put_nowait, block)
+                self._loop.call_soon_threadsafe(self._came, block)
             except RuntimeError:
                 return  # the loop has ended
 

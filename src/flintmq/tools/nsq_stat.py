@@ -1,11 +1,14 @@
 """``nsq_stat``: the figures of a channel over all nsqd, a line every interval.
 
+Rules of this file: a line is of all nsqd or there is none; rates are between two looks at the same ones.
+
 Source: NSQ 1.3, apps/nsq_stat; NSQ's options.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +19,8 @@ from flintmq.options import SECOND, Duration, Integer, Items, Text, option, read
 from flintmq.tools.asking import Asker, SecuredAskingOptions, check_address, check_one_kind
 from flintmq.tools.consuming import HOW, WHERE, log_to_stderr, on_signals, run_to_end
 from flintmq.wire.identify import NSQ_VERSION
+
+log = logging.getLogger(__name__)
 
 HEADER_EVERY = 25
 _WHAT = "What to look at"
@@ -88,7 +93,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run nsq_stat; return its exit code.
 
     Raises:
-        FlintError: the command line is wrong, nobody answers, or there is no such channel.
+        FlintError: the command line is wrong, somebody does not answer, or there is no such channel.
     """
     options = read_command(StatOptions, arguments, "nsq_stat", version_line("nsq_stat", NSQ_VERSION))
     if options is None:
@@ -113,16 +118,20 @@ async def _watch(options: StatOptions, asker: Asker) -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, task.cancel)  # as NSQ's ends: nothing is to be reread
     interval_s = options.interval_ns / SECOND
     before: Figures | None = None
+    nodes_before: set[str] = set()
     number = 0
     try:
         while options.count is None or number <= options.count:
-            now = await _figures(options, asker)
-            if number % HEADER_EVERY == 0:
-                print(_HEADER, flush=True)
-            if before is not None:
-                print(now.line(before, interval_s), flush=True)
-            before = now
-            number += 1
+            now, nodes = await _figures(options, asker)
+            if before is None or nodes == nodes_before:
+                if number % HEADER_EVERY == 0:
+                    print(_HEADER, flush=True)
+                if before is not None:
+                    print(now.line(before, interval_s), flush=True)
+                number += 1
+            else:
+                log.warning("no line: topic %s is at other nsqd now: %s", options.topic, ", ".join(sorted(nodes)))
+            before, nodes_before = now, nodes
             if options.count is None or number <= options.count:
                 await asyncio.sleep(interval_s)
     except asyncio.CancelledError:
@@ -130,17 +139,23 @@ async def _watch(options: StatOptions, asker: Asker) -> int:
     return 0
 
 
-async def _figures(options: StatOptions, asker: Asker) -> Figures:
+async def _figures(options: StatOptions, asker: Asker) -> tuple[Figures, set[str]]:
+    """Return the figures, and the nsqd that were asked for them.
+
+    Raises:
+        NotAllAnswer: one of those who were asked does not answer.
+        NoChannel: none of them has the channel.
+    """
     topic, channel = options.topic, options.channel
     found = Figures()
     is_there = False
     nsqds = options.nsqd_http_address
     if options.lookupd_http_address:
-        answers = await asker.ask_all(options.lookupd_http_address, "/lookup", topic=topic)
+        answers = await asker.ask_every(options.lookupd_http_address, "/lookup", topic=topic)
         nsqds = tuple(_producers(answers.values()))
         if not nsqds:
             raise NoChannel(f"failed to get topic producers - no nsqlookupd knows topic {topic}")
-    stats = await asker.ask_all(nsqds, "/stats", format="json", topic=topic, channel=channel, include_clients="false")
+    stats = await asker.ask_every(nsqds, "/stats", format="json", topic=topic, channel=channel, include_clients="false")
     for answer in stats.values():
         for row in _rows(answer, "topics", "topic_name", topic):
             for each in _rows(row, "channels", "channel_name", channel):
@@ -148,7 +163,7 @@ async def _figures(options: StatOptions, asker: Asker) -> Figures:
                 found.add(each)
     if not is_there:
         raise NoChannel(f"failed to find channel({channel}) in stats metadata for topic({topic})")
-    return found
+    return found, {*nsqds}
 
 
 def _rows(answer: Any, name: str, key: str, wanted: str) -> Iterable[dict[str, Any]]:

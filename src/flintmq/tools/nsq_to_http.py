@@ -15,7 +15,7 @@ import random
 import re
 import ssl
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, ClassVar
@@ -165,20 +165,23 @@ class ToHttpOptions(ConsumingOptions):
         """Return the headers of a request.
 
         Raises:
-            OptionError: one is none, or cannot be chosen.
+            OptionError: one is none.
         """
         headers = {"User-Agent": f"nsq_to_http v{NSQ_VERSION}"}
         if self.post:
             headers["Content-Type"] = self.content_type
+        return headers | {name: value for name, value in self._given_headers() if name not in _OURS}
+
+    def headers_left_out(self) -> list[str]:
+        """Return the names of those that were given and are not sent."""
+        return [name for name, _ in self._given_headers() if name in _OURS]
+
+    def _given_headers(self) -> Iterator[tuple[str, str]]:
         for each in self.header:
             match = _HEADER.fullmatch(each)
             if match is None:
                 raise OptionError("--header", each, "it must be 'Name: value'", "flag")
-            name = "-".join(word.capitalize() for word in match[1].split("-"))
-            if name in _OURS:
-                raise OptionError("--header", each, f"{name} follows from the request", "flag")
-            headers[name] = match[2]
-        return headers
+            yield "-".join(word.capitalize() for word in match[1].split("-")), match[2]
 
     def tls(self) -> ssl.SSLContext:
         """Return whom to trust and what to show.
@@ -210,6 +213,8 @@ def run(arguments: Sequence[str]) -> int:
     options.check_whole()
     targets = Targets(options)
     log_to_stderr()
+    for name in options.headers_left_out():
+        log.warning("--header=%s is not sent: it follows from the request", name)
     return run_to_end(Requesting(options, options.client_opts(), targets).run())
 
 

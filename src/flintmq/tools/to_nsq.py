@@ -2,7 +2,8 @@
 
 Rules of this file: what is there is published at once, in its order, as one MPUB to each nsqd; the next is taken when
 every nsqd has it, and read meanwhile. What could not be published ends it with an error that names its place in the
-input.
+input. An nsqd that cannot be connected for the first message ends it at once, one that goes away later is waited for.
+A signal leaves ``END_S`` to what is under way, the second one nothing; what was read and is not published is an error.
 
 Source: NSQ 1.3, apps/to_nsq; NSQ's options. Other than there the last item needs no delimiter to be whole.
 """
@@ -13,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -28,6 +29,8 @@ from flintmq.wire.identify import NSQ_VERSION
 log = logging.getLogger(__name__)
 
 PUBLISH_TIMEOUT_S = 30.0
+END_S = 5.0
+"""For what is under way when it is told to end, or when another nsqd has failed."""
 STDIN = 0
 
 
@@ -80,47 +83,106 @@ def run(arguments: Sequence[str]) -> int:
 
 async def _publish(options: ToNsqOptions, delimiter: bytes) -> int:
     opts = client_opts("to_nsq", "--producer-opt", options.producer_opt, for_consumer=False)
-    stopped, source = asyncio.Event(), Source(STDIN)
-
-    def stop() -> None:
-        stopped.set()
-        source.stop()
-
-    on_signals(stop)
-    async with contextlib.AsyncExitStack() as stack:
-        producers = [
-            await stack.enter_async_context(
-                Producer(address, options=opts.connection, timeout=PUBLISH_TIMEOUT_S, retry_unknown=False)
-            )
-            for address in dict.fromkeys(options.nsqd_tcp_address)
-        ]
-        if options.rate:
-            log.info("Throttling messages rate to max:%d/second", options.rate)
-        await _copy(options, delimiter, producers, source, stopped)
+    producers = {
+        address: Producer(address, options=opts.connection, timeout=PUBLISH_TIMEOUT_S, retry_unknown=False)
+        for address in dict.fromkeys(options.nsqd_tcp_address)
+    }
+    if options.rate:
+        log.info("Throttling messages rate to max:%d/second", options.rate)
+    copying = _Copying(options, delimiter, producers)
+    on_signals(copying.stop)
+    await copying.run()
     return 0
 
 
-async def _copy(
-    options: ToNsqOptions, delimiter: bytes, producers: Sequence[Producer], source: Source, stopped: asyncio.Event
-) -> None:
-    pace = Pace(options.rate)
-    splitter = Splitter(delimiter)
-    number = 0  # of items so far, empty ones included
-    while not stopped.is_set():
-        data = await source.read()
-        if stopped.is_set():
-            break  # what has no end yet may be half of something
-        items = splitter.feed(data) if data else splitter.end()
-        for start in range(0, len(items), pace.count_max):
-            chunk = items[start : start + pace.count_max]
-            if count := sum(map(bool, chunk)):
-                await pace.wait(count)
-                if stopped.is_set():
-                    break
-                await asyncio.gather(*(_send(each, options.topic, chunk, number) for each in producers))
-            number += len(chunk)
-        if not data:
-            break
+class _Copying:
+    """The input on its way to every nsqd."""
+
+    def __init__(self, options: ToNsqOptions, delimiter: bytes, producers: Mapping[str, Producer]) -> None:
+        self._topic = options.topic
+        self._producers = producers
+        self._pace = Pace(options.rate)
+        self._source = Source(STDIN)
+        self._splitter = Splitter(delimiter)
+        self._items: Sequence[bytes] = ()
+        self._place = 0  # among them; those from there on are not published
+        self._number = 0  # of items before these, empty ones included
+        self._is_started = False
+        self._stopped = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._copy())
+
+    def stop(self) -> None:
+        """Read nothing more, and give up what is under way after ``END_S``; the second time at once."""
+        if self._stopped.is_set():
+            self._task.cancel()
+            return
+        log.info("told to end; what is under way has %g s, or until the next signal", END_S)
+        self._stopped.set()
+        self._source.stop()
+        asyncio.get_running_loop().call_later(END_S, self._task.cancel)
+
+    async def run(self) -> None:
+        """Copy until the input ends, or until it is told to end.
+
+        Raises:
+            InputError: something that was read is not published.
+        """
+        try:
+            await self._task
+        except asyncio.CancelledError:
+            pass  # it was told to end
+        finally:
+            await self._close()
+        if self._stopped.is_set() and (left := self._count_left()):
+            raise InputError(f"told to end: {left} items that were read are not published, or not known to be")
+
+    async def _copy(self) -> None:
+        is_at_end = False
+        while not is_at_end and not self._stopped.is_set():
+            data = await self._source.read()
+            is_at_end = not data and not self._stopped.is_set()
+            self._items = self._splitter.end() if is_at_end else self._splitter.feed(data)
+            self._place = 0
+            while self._place < len(self._items) and not self._stopped.is_set():
+                chunk = self._items[self._place : self._place + self._pace.count_max]
+                if count := sum(map(bool, chunk)):
+                    await self._pace.wait(count)
+                    if self._stopped.is_set():
+                        return
+                    await self._connect()
+                    sending = (_send(each, self._topic, chunk, self._number) for each in self._producers.values())
+                    await asyncio.gather(*sending)
+                self._place += len(chunk)
+                self._number += len(chunk)
+
+    async def _connect(self) -> None:
+        """Connect to all, the first time.
+
+        Raises:
+            InputError: one of them cannot be connected.
+        """
+        if self._is_started:
+            return
+        self._is_started = True
+        await asyncio.gather(*(producer.start() for producer in self._producers.values()))
+        for address, producer in self._producers.items():
+            if not producer.stats().connections:
+                raise InputError(f"nothing is published: no connection to nsqd {address}, for the reason above")
+
+    async def _close(self) -> None:
+        """Close the connections; what was given up has a deadline of its own, which nobody waits for."""
+        until = asyncio.get_running_loop().time() + (0 if self._task.cancelled() else END_S)
+        for producer in self._producers.values():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
+                    await producer.close()
+
+    def _count_left(self) -> int:
+        """Return how many items were read and not published; what has no end yet may be half of one."""
+        left = [*self._items[self._place :], *self._splitter.feed(self._source.take_rest())]
+        if self._source.is_at_end:
+            left += self._splitter.end()
+        return sum(map(bool, left))
 
 
 async def _send(producer: Producer, topic: str, chunk: Sequence[bytes], number: int) -> None:
