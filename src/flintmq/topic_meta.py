@@ -22,6 +22,7 @@ from flintmq.limits import PARTITION_COUNT_MAX
 PARTITION_NUM_MAX = 255
 REPLICATOR_MAX = 5
 SUGGESTED_LOAD_MAX = 10_000
+_TWO_IN_SYNC_FROM_COPIES = 3
 RETENTION_DAYS_MAX = 36_500
 SYNC_EVERY_MAX = 1_000_000
 VERSION_MAX = 999_999_999
@@ -225,6 +226,11 @@ def min_in_sync_of_query(query: Mapping[str, str]) -> int | None:
         return None
     refusal = f"INVALID_ARG_TOPIC_MIN_IN_SYNC: it must be 1 to {REPLICATOR_MAX}, and at most replicator"
     return _number(query, "min_in_sync", 1, 1, REPLICATOR_MAX, refusal)
+
+
+def usual_min_in_sync(copies: int) -> int:
+    """Return with how few copies in sync a topic of a cluster is still written to, unless somebody says otherwise."""
+    return 1 if copies < _TWO_IN_SYNC_FROM_COPIES else 2
 
 
 def partitions_of_text(text: str, partition_num: int) -> list[int]:

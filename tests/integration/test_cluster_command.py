@@ -60,6 +60,30 @@ def test_a_topic_from_its_creation_to_its_end(cluster: Cluster, run: Run) -> Non
     )
 
 
+def test_an_upgrade_that_was_forgotten_is_seen_by_who_waits(cluster: Cluster, run: Run) -> None:
+    assert run("topic", "create", "frozen", "--partitions=3", "--replicas=1", "--wait")[0] == 0
+    (row, *_) = cluster.status("frozen")["topics"][0]["partitions"]
+    node = row["leader"]
+    assert run("cluster", "upgrade", "begin")[0] == 0
+    code, said = run("cluster", "status")
+    assert code == 0 and "note     cluster default: it is being upgraded" in said, said
+    assert "flintmq cluster upgrade done" in said and said.rstrip().endswith("whole")
+    code, said = run("node", "drain", node, "--wait", "--within=1ms")
+    assert code == 1 and "nothing is moved while the cluster is being upgraded" in said, said
+    wait_until(
+        lambda: (
+            "cluster upgrade done" in cluster.status("frozen")["topics"][0]["partitions"][row["partition"]]["reason"]
+        ),
+        "the partition says so, too",
+    )
+    assert run("cluster", "upgrade", "done")[0] == 0
+    code, said = run("node", "drain", node, "--wait")
+    assert code == 0, said
+    assert "upgraded" not in run("cluster", "status")[1]
+    assert run("node", "drain", node, "--undo")[0] == 0
+    assert run("topic", "delete", "frozen", "--wait", "--yes")[0] == 0
+
+
 def test_what_is_refused_is_one_line(cluster: Cluster, run: Run) -> None:
     code, said = run("topic", "create", "much", "--partitions=1", "--replicas=5", "--dry-run")
     assert code == 1 and "No node is available" in said and said.count("\n") == 1
@@ -121,3 +145,21 @@ def test_a_topic_with_partitions_is_read_and_moved_as_one(cluster: Cluster) -> N
     assert "6 messages will be delivered" in well("replay", "spread", "c", "--from", "beginning", lookupd)[0]
     (row,) = well("channel", "list", "spread", "--json", lookupd)
     assert json.loads(row)["depth"] == 6
+
+
+def test_a_node_that_died_with_the_only_copy_has_it_still(cluster: Cluster, run: Run) -> None:
+    """Whoever wipes its disk behind ``--wait`` must not be told that nothing is there."""
+    cluster.create("only", 1, 1)
+    holder = cluster.leader("only")
+    (node,) = cluster.partition("only")["replicas"]
+    holder.kill()
+    wait_until(lambda: node not in [row["node"] for row in cluster.status()["nodes"]], "its lease has run out")
+    for verb in ("drain", "remove"):
+        code, said = run("node", verb, node, "--wait", "--within=1s")
+        assert code == 1 and f"node {node}, which is away, has " in said, said
+        assert "only/0 (no other copy is in sync)" in said.splitlines()[-1]
+    holder.start()
+    assert run("node", "remove", node, "--wait")[0] == 0
+    row = cluster.partition("only")
+    assert row["leader"] and node not in (*row["replicas"], *row["leaving"], *row["in_sync"])
+    assert run("node", "drain", node, "--undo")[0] == 0

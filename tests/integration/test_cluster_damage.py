@@ -7,6 +7,8 @@ Source: docs/decisions/0017.
 
 from __future__ import annotations
 
+import shutil
+import signal
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -43,8 +45,8 @@ def topic(cluster: Cluster) -> str:
     return name
 
 
-def _bodies() -> list[bytes]:
-    return [b"body-%d" % number for number in range(MESSAGES)]
+def _bodies(more: int = 0) -> list[bytes]:
+    return [b"body-%d" % number for number in range(MESSAGES + more)]
 
 
 def _consumer(node: Nsqd, topic: str) -> Connection:
@@ -54,9 +56,9 @@ def _consumer(node: Nsqd, topic: str) -> Connection:
     return connection
 
 
-def _came(connection: Connection) -> set[bytes]:
-    """Consume until everything has come."""
-    missing = set(_bodies())
+def _came(connection: Connection, more: int = 0) -> set[bytes]:
+    """Consume until everything has come, and so many messages more."""
+    missing = set(_bodies(more))
     came: set[bytes] = set()
     while missing - came:
         message = connection.message()
@@ -112,7 +114,26 @@ def test_a_follower_fetches_what_it_lost_before_it_is_in_sync(cluster: Cluster, 
     with _consumer(follower, topic) as connection:
         assert _came(connection) == set(_bodies())
     assert follower.get("/stats?format=json")["health"].startswith("NOK - damage"), "it is told as other damage is"
+    told = follower.get("/damage")
+    assert told["lost"] == 0 and sum(each.get("elsewhere", 0) for each in told["reports"]), told
+    assert b"flintmq_nsqd_damage_lost_messages 0\n" in follower.request("GET", "/metrics").body
     follower.post("/damage/acknowledge")
+
+
+def test_what_no_other_copy_has_is_told_of_as_lost(cluster: Cluster) -> None:
+    topic = next(_topics)
+    cluster.create(topic, copies=1)
+    leader = cluster.leader(topic)
+    with leader.connect() as connection:
+        for body in _bodies():
+            connection.ok(b"PUB %s 0\n%s" % (topic.encode(), sized(body)))
+    leader.kill()
+    _flip(_segment(leader, topic))
+    cluster.mend()
+    wait_until(lambda: leader.get("/damage")["lost"], lambda: f"{leader.get('/damage')}\n{leader.log}")
+    reports = [each for each in leader.get("/damage")["reports"] if topic in each["path"]]
+    assert all(each["lost"] and "elsewhere" not in each for each in reports), reports
+    leader.post("/damage/acknowledge")
 
 
 def test_the_leader_steps_over_nothing_that_another_one_has(cluster: Cluster, topic: str) -> None:
@@ -145,3 +166,37 @@ def test_a_node_that_lost_its_data_directory_is_not_elected_before_it_has_everyt
     _lead_alone(cluster, follower, topic)
     with _consumer(follower, topic) as connection:
         assert _came(connection) == set(_bodies())
+
+
+def test_an_older_copy_of_a_data_directory_is_not_elected_when_all_nodes_come_back(
+    cluster: Cluster, topic: str
+) -> None:
+    older = _followers(cluster, cluster.leader(topic))[0]
+    older.kill()
+    copy = older.data_path.with_name(f"copy-of-{older.data_path.name}")
+    shutil.copytree(older.data_path, copy)
+    cluster.mend()
+    cluster.wait_in_sync(topic, 3)
+    leader = cluster.leader(topic)
+    leader.publish(topic, *_bodies(MESSAGES)[MESSAGES:])
+    cluster.nsqlookupd.send_signal(signal.SIGSTOP)  # so that nobody is elected between two kills
+    leader.kill()  # first, as it would take those that are gone out of the in-sync set
+    for node in _followers(cluster, leader):
+        node.kill()
+    cluster.nsqlookupd.send_signal(signal.SIGCONT)
+    shutil.rmtree(older.data_path)
+    copy.rename(older.data_path)
+    older.discard()
+    older.launch()
+    older.wait_listening()
+    wait_until(
+        lambda: f"{topic}/0: nobody is known to have everything" in older.log,
+        lambda: f"the first to be back is not trusted: {cluster.status(topic)}\n{older.log}",
+    )
+    assert "the data directory is older" in older.log
+    cluster.mend()
+    assert cluster.leader(topic) is not older
+    cluster.wait_in_sync(topic, 3)
+    _lead_alone(cluster, older, topic)
+    with _consumer(older, topic) as connection:
+        assert _came(connection, MESSAGES) == set(_bodies(MESSAGES))

@@ -5,21 +5,27 @@ The nsqds are processes that keep no messages (tests/cluster_nodes.py).
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.integration.daemons import PATIENCE_S, SOURCES, Daemons, Nsqlookupd, wait_until
 from tests.integration.etcd import Etcd
+from tests.integration.utilities import flintmq
 from tests.ports import reserved_port
 
 from flintmq.cluster.state import LEASE_TTL_S
+from flintmq.net.etcd import REASON_COUNT_MAX
 
 ROOT = Path(__file__).parents[2]
 NAMES = "abc"
@@ -216,6 +222,73 @@ def test_a_nsqlookupd_with_its_own_store_is_killed(daemons: Daemons, members: Me
         wait_until(lambda at=lookup: len(leaders(at, "before")) == 3, "leaders")  # type: ignore[misc]
     (topic,) = lookup.get("/cluster/status?topic=before")["topics"]
     assert {row["epoch"] for row in topic["partitions"]} == {1}, "nobody was elected for that"
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_a_store_that_is_away_is_a_problem_wherever_one_looks(
+    how: str, daemons: Daemons, members: Members, tmp_path: Path
+):
+    """The store goes: with its nsqlookupd, which was the master, or as an etcd that stands still."""
+    leave: Callable[[], object]
+    come_back: Callable[[], object]
+    with contextlib.ExitStack() as stack:
+        if how == "killed":
+            (tmp_path / "store").mkdir()
+            keeper = daemons.nsqlookupd(f"--store-path={tmp_path / 'store'}", "--cluster-store=own")
+            url = f"http://127.0.0.1:{keeper.http[1]}"
+            lookups, leave, come_back = [keeper], keeper.kill, keeper.start
+        else:
+            etcd = Etcd(tmp_path, "one")
+            stack.callback(etcd.discard)
+            url, lookups = etcd.launch().wait().url, []
+            leave, come_back = (partial(etcd.signal, each) for each in (signal.SIGSTOP, signal.SIGCONT))
+        asked = daemons.nsqlookupd(f"--cluster-store={url}")
+        lookups.append(asked)
+        members.start(url)
+        until_whole(lookups)
+        here = f"--lookupd-http-address=127.0.0.1:{asked.http[1]}"
+        nsqadmin = daemons.nsqadmin(here)
+
+        def is_whole() -> bool:
+            return flintmq("cluster", "status", here).returncode == 0
+
+        wait_until(is_whole, lambda: flintmq("cluster", "status", here).stdout)
+        assert nsqadmin.get("/api/v2/cluster")["problem"] == ""
+
+        leave()
+        wait_until(lambda: status(asked)["store_away_since"] is not None, "it is noticed", 2 * PATIENCE_S)
+        found = status(asked)
+        assert found["master"] is None and len(found["nodes"]) == len(NAMES), "lookups go on as it was last known"
+        figures = cluster_figures(asked)
+        assert figures["has_master"] == figures["healthy"] == figures["store_followed"] == 0
+        seen = flintmq("cluster", "status", here)
+        assert seen.returncode == 1 and "is without the coordination store since" in seen.stdout, seen
+        assert "master: not known" in seen.stdout and not seen.stdout.rstrip().endswith("whole")
+        doctor = flintmq("doctor", "--json", here)
+        findings = [json.loads(line) for line in doctor.stdout.splitlines()]
+        assert doctor.returncode == 1
+        (problem,) = [each for each in findings if "without the coordination store since" in each["text"]]
+        assert problem["level"] == "problem"
+        view = nsqadmin.get("/api/v2/cluster")
+        assert view["master"] == "" and "without the coordination store since" in view["problem"]
+        assert any(
+            "without the coordination store" in each["text"] for each in nsqadmin.get("/api/v2/problems")["findings"]
+        )
+        lines = [line for line in asked.log.splitlines() if "STORE: the watch is tried again" in line]
+        assert 1 <= len(lines) <= REASON_COUNT_MAX and "elsewhere" not in asked.log, "there is one address"
+
+        come_back()
+        until_whole(lookups)
+        wait_until(is_whole, lambda: flintmq("cluster", "status", here).stdout, 2 * PATIENCE_S)
+        figures = cluster_figures(asked)
+        assert figures["has_master"] == figures["healthy"] == figures["store_followed"] == 1
+
+
+def cluster_figures(lookup: Nsqlookupd) -> dict[str, float]:
+    """The metrics of the cluster, by what follows the name of the daemon."""
+    text = lookup.request("GET", "/metrics").text
+    found = re.findall(r"^flintmq_nsqlookupd_cluster_(\w+) (\S+)$", text, re.MULTILINE)
+    return {name: float(value) for name, value in found}
 
 
 def test_a_request_is_handed_on_with_its_token(store: str, daemons: Daemons, members: Members, tmp_path: Path):

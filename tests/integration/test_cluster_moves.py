@@ -11,8 +11,10 @@ from itertools import count
 from typing import Any
 
 import pytest
-from tests.integration.daemons import Cluster, Daemons, Nsqd, Nsqlookupd, running_cluster, wait_until
+from tests.integration.daemons import Cluster, Daemons, Nsqd, Nsqlookupd, running_cluster, sized, wait_until
 from tests.integration.flavours import Flavour, PublishLoad, Seen, opened
+
+from flintmq import cli
 
 _topics = (f"moved{number}" for number in count())
 
@@ -145,6 +147,26 @@ def test_another_number_of_copies(cluster: Cluster) -> None:
     _ordered(cluster.nsqlookupd, f"{update}&replicator=1&min_in_sync=1")
     wait_until(lambda: len(_holders(cluster, topic)) == 1, lambda: str(cluster.status(topic)))
     assert "replicator=5, and there are 4 nsqds" in _refused(cluster, f"{update}&replicator=5")
+
+
+def test_copies_are_needed_for_an_ok_once_they_are_made_and_no_publish_waits_for_that(cluster: Cluster) -> None:
+    topic = next(_topics)
+    cluster.create(topic, copies=1)
+    here = "--lookupd={}:{}".format(*cluster.nsqlookupd.http)
+    with opened("asyncio") as flavour, _loaded(cluster, topic, flavour):
+        assert cli.main(["topic", "update", topic, "--replicas=3", "--wait", here]) == 0
+        assert cluster.status(topic)["topics"][0]["min_in_sync"] == 2
+    leader = cluster.leader(topic)
+    followers = [
+        node for node, name in _ids(cluster).items() if name in _holders(cluster, topic) and node is not leader
+    ]
+    for node in followers:
+        node.kill()
+    wait_until(lambda: len(cluster.partition(topic)["in_sync"]) == 1, lambda: str(cluster.status(topic)))
+    with leader.connect() as connection:
+        refusal = connection.error(b"PUB %s 0\n%s" % (topic.encode(), sized(b"on one copy")))
+        assert refusal.startswith("E_FAILED_ON_NOT_WRITABLE")
+    cluster.mend()
 
 
 def test_a_node_is_drained_and_removed_under_load(cluster: Cluster) -> None:

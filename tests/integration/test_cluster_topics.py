@@ -419,12 +419,13 @@ def _consumed(node: Nsqd, topic: str, count_max: int, partition: str = "") -> li
     return found
 
 
-def test_directories_of_single_nodes_join_as_they_are(daemons: Daemons) -> None:
+def test_directories_of_single_nodes_join_as_they_are(daemons: Daemons, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [daemons.new_directory(name) for name in ("one", "two")]
     for path in paths:
         alone = daemons.nsqd(data_path=path)
         alone.post("/topic/create?topic=both&partition_num=1")
         if path is paths[0]:
+            alone.post("/topic/create?topic=other")
             alone.post("/topic/create?topic=parts&partition_num=2")
             with alone.connect() as publisher:
                 for number in range(4):
@@ -472,6 +473,15 @@ def test_directories_of_single_nodes_join_as_they_are(daemons: Daemons) -> None:
         # more copies, as of any topic of the cluster
         assert cluster.nsqlookupd.request("POST", "/topic/meta/update?topic=plain&replicator=3").status == 200
         cluster.wait_in_sync("plain", 3)
+        # who does not wait for them is told that one of them is enough for an OK
+        capsys.readouterr()
+        assert cli.main(["topic", "replicate", "other", "--replicas=3", lookupd]) == 0
+        assert "min_in_sync=1: what a leader alone acknowledges is one copy" in capsys.readouterr().out
+        cluster.wait_in_sync("other", 3)
+        assert _record(cluster, "other")["min_in_sync"] == 1
+        assert cli.main(["topic", "update", "parts", "--replicas=3", "--wait", lookupd]) == 0
+        assert "min_in_sync" not in capsys.readouterr().out
+        assert _record(cluster, "parts")["min_in_sync"] == 2
     finally:
         cluster.close()
 

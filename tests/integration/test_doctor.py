@@ -16,6 +16,7 @@ import pytest
 from tests.certificates import Certificates
 from tests.integration.auth_server import SECRET, AuthServer
 from tests.integration.daemons import Daemons, Nsqd, pub, wait_until
+from tests.integration.test_upgrades import https_address
 from tests.integration.utilities import flintmq
 
 
@@ -209,6 +210,77 @@ def test_tls_that_is_offered_is_no_problem(daemons: Daemons, tmp_path: Path):
     nsqd = daemons.nsqd("--durability=os", "--https-address=127.0.0.1:0", *files)
     bare = Report(f"--nsqd-tcp-address={address_of(nsqd.tcp)}")
     assert bare.code == 0 and bare.bad() == [], bare.findings
+
+
+TOKENS = {name: f"{name}-token-for-integration" for name in ("reader", "writer", "unknown")}
+
+
+def tokens_of(directory: Path) -> Path:
+    """A file of tokens: one may read, one only publish. Each is in a file of its own as well."""
+    for name, token in TOKENS.items():
+        (directory / name).write_text(f"{token}\n")
+    rights = {"reader": ["read"], "writer": ["publish"]}
+    rows = [{"name": name, "token": TOKENS[name], "permissions": each} for name, each in rights.items()]
+    path = directory / "tokens.json"
+    path.write_text(json.dumps({"client": rows}))
+    path.chmod(0o600)
+    return path
+
+
+def test_http_that_asks_for_a_token(daemons: Daemons, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    auth = f"--http-auth-tokens-file={tokens_of(tmp_path)}"
+    lookupd = daemons.nsqlookupd(auth)
+    nsqd = daemons.nsqd(
+        "--durability=os", auth, f"--lookupd-tcp-address={address_of(lookupd.tcp)}",
+        f"--lookupd-http-token-file={tmp_path / 'reader'}",
+    )  # fmt: skip
+    nsqd.publish("orders", b"1")
+    shown = {"Authorization": f"Bearer {TOKENS['reader']}"}
+    wait_until(lambda: lookupd.request("GET", "/nodes", headers=shown).json["producers"], "nsqd is listed")
+    where = f"--lookupd-http-address={address_of(lookupd.http)}"
+    bare = Report(where)
+    assert bare.code == 1
+    [problem] = bare.of("nsqlookupd", "problem")
+    assert "asks for a token" in problem and "FLINTMQ_TOKEN" in problem and "--token" in problem
+    unknown = Report(where, f"--token=file:{tmp_path / 'unknown'}")
+    assert unknown.code == 1 and "does not know the token" in unknown.of("nsqlookupd", "problem")[0]
+    writer = Report(where, f"--token-file={tmp_path / 'writer'}")
+    assert writer.code == 1 and "the permission read" in writer.of("nsqlookupd", "problem")[0]
+    assert "1 message in topics" not in str(bare.findings)
+
+    for flags in ([f"--token=file:{tmp_path / 'reader'}"], [f"--token-file={tmp_path / 'reader'}"], []):
+        if not flags:
+            monkeypatch.setenv("FLINTMQ_TOKEN", f"file:{tmp_path / 'reader'}")
+        report = Report(where, "--topic=orders", *flags)
+        assert report.code == 0, report.findings
+        assert any("1 message in topics that have no channel" in text for text in report.of("nsqd", "note"))
+        assert report.of("topic orders", "ok")
+        assert TOKENS["reader"] not in str(report.findings)
+    both = Report(where, f"--token=file:{tmp_path / 'reader'}", f"--token-file={tmp_path / 'reader'}")
+    assert both.code == 2 and "name two tokens" in both.stderr
+
+
+def test_a_token_is_not_shown_in_clear_to_who_was_found_over_https(daemons: Daemons, tmp_path: Path):
+    certificates = Certificates(tmp_path)
+    auth = f"--http-auth-tokens-file={tokens_of(tmp_path)}"
+    lookupd = daemons.nsqlookupd(
+        auth, "--https-address=127.0.0.1:0",
+        f"--tls-cert={certificates.server.cert}", f"--tls-key={certificates.server.key}",
+    )  # fmt: skip
+    daemons.nsqd(
+        "--durability=os", auth, f"--lookupd-tcp-address={address_of(lookupd.tcp)}",
+        f"--lookupd-http-token-file={tmp_path / 'reader'}",
+    )  # fmt: skip
+    shown = {"Authorization": f"Bearer {TOKENS['reader']}"}
+    wait_until(lambda: lookupd.request("GET", "/nodes", headers=shown).json["producers"], "nsqd is listed")
+    report = Report(
+        f"--lookupd-http-address=https://{address_of(https_address(lookupd))}",
+        f"--tls-root-ca-file={certificates.ca}",
+        f"--token=file:{tmp_path / 'reader'}",
+    )
+    assert report.code == 0, report.findings
+    assert any("not shown to it in clear" in text for text in report.of("nsqd", "note")), report.findings
+    assert not any("messages wait" in text for text in report.of("nsqd", "ok")), "it was not let in"
 
 
 def test_it_changes_nothing(nsqd: Nsqd):

@@ -205,8 +205,25 @@ def test_a_bad_file_stops_the_start(daemons: Daemons, tmp_path: Path, program: s
     daemon: Daemon = daemons.new_nsqd(flag) if program == "nsqd" else Nsqlookupd(tmp_path / "log", [flag])
     daemon.launch()
     assert daemon.wait() == 1
-    assert "there is no permission 'reed'" in daemon.log
+    assert f"{flag}: " in daemon.log and "there is no permission 'reed'" in daemon.log
     assert "a-token-of-some-size" not in daemon.log
+
+
+@pytest.mark.parametrize(
+    ("program", "flag"),
+    [
+        ("nsqd", "--http-auth-tokens-file"),
+        ("nsqd", "--lookupd-http-token-file"),
+        ("nsqlookupd", "--http-auth-tokens-file"),
+        ("nsqlookupd", "--nsqd-http-token-file"),
+    ],
+)
+def test_a_file_that_is_not_there_is_called_by_its_flag(daemons: Daemons, tmp_path: Path, program: str, flag: str):
+    given = f"{flag}={tmp_path / 'none'}"
+    daemon: Daemon = daemons.new_nsqd(given) if program == "nsqd" else Nsqlookupd(tmp_path / "log", [given])
+    daemon.launch()
+    assert daemon.wait() == 1
+    assert daemon.log.splitlines()[-1].endswith(f"{given}: No such file or directory")
 
 
 def test_who_guesses_is_slowed_down(daemons: Daemons, tmp_path: Path):

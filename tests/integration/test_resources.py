@@ -404,6 +404,11 @@ def test_connections_beyond_the_limit_are_refused(daemons: Daemons):
             connection.settle()
         with Connection(nsqd.tcp, magic=b"") as refused:
             assert refused.wait_closed() == []
+        for _ in range(100):
+            with Connection(nsqd.tcp, magic=b"") as refused:
+                assert refused.wait_closed() == []
+        refusals = [line for line in nsqd.log.splitlines() if "client refused: 10 connections are the limit" in line]
+        assert len(refusals) < 50 and "127.0.0.1:" in refusals[0], "who comes again and again does not fill the log"
         for connection in good:
             connection.settle()
         good[0].close()

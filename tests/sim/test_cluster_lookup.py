@@ -445,10 +445,43 @@ async def _can_create(world: World, lookup: str, topic: str) -> bool:
 
 def test_without_a_master_there_is_a_clear_answer():
     async def scenario(world: World) -> None:
+        assert (await world.get("two", "/cluster/status"))["master"]["host"] == "one"
         world.lookups["one"].kill()
+        status, answer = await world.ask("two", "POST", "/topic/create?topic=t&partition_num=1")
+        assert status == 503 and "is away, and nothing was changed" in answer["message"]
         await asyncio.sleep(2 * LEASE_TTL_S)
         status, answer = await world.ask("two", "POST", "/topic/create?topic=t&partition_num=1")
         assert status == 503 and ("master" in answer["message"] or "nothing was changed" in answer["message"])
+
+    run(scenario)
+
+
+def test_a_store_that_is_away_for_longer_than_a_lease_is_told_and_a_hiccup_is_not():
+    async def scenario(world: World) -> None:
+        async def is_away() -> bool:
+            return (await world.get("two", "/cluster/status"))["store_away_since"] is not None
+
+        for pause_s in (0.5, LEASE_TTL_S / 2):
+            world.lookups["one"].pause()
+            for _ in range(round(pause_s / 0.1)):
+                await asyncio.sleep(0.1)
+                assert not await is_away()
+            world.lookups["one"].resume()
+            await asyncio.sleep(LEASE_TTL_S)
+            assert not await is_away()
+        world.lookups["one"].pause()
+        since_s, wall_s = await world.until(is_away), world.lookups["two"].env.clock.wall_ns() / 1e9
+        assert LEASE_TTL_S / 2 < since_s < 2 * LEASE_TTL_S
+        status = await world.get("two", "/cluster/status")
+        assert status["master"] is None and len(status["nodes"]) == len(NAMES), "the rest is as it was last known"
+        assert abs(wall_s - status["store_away_since"] - LEASE_TTL_S) < 1
+        world.lookups["one"].resume()
+
+        async def is_back() -> bool:
+            return not await is_away() and (await world.get("two", "/cluster/status"))["master"] is not None
+
+        await world.until(is_back)
+        await world.until_whole()
 
     run(scenario)
 

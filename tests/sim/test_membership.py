@@ -188,7 +188,7 @@ def test_a_record_that_was_deleted_is_written_again_within_its_time():
     in_a_world(scenario)
 
 
-def test_who_cannot_renew_is_told_in_time_and_again_when_it_can():
+def test_who_cannot_renew_is_told_in_time_and_again_when_it_can(caplog: pytest.LogCaptureFixture):
     async def scenario(sim: Simulation, store_host: Node, store: EtcdStore) -> None:
         one = Heard(store, "/node/1", node(), ttl_s=LEASE_TTL_S)
         await one.until("held")
@@ -198,6 +198,7 @@ def test_who_cannot_renew_is_told_in_time_and_again_when_it_can():
         await one.until("lost")
         assert sim.now_s - begun_s <= 2.0, "its lease is 2 s"
         assert not one.membership.is_held
+        assert "the store has been asked for" in caplog.text and "held up" not in caplog.text
         store_host.pause()  # nobody hears of its end: it has its full time when the store is back
         sim.network.heal()
         await asyncio.sleep(20)
@@ -205,6 +206,28 @@ def test_who_cannot_renew_is_told_in_time_and_again_when_it_can():
         await one.until("held", 2)
         assert one.membership.pair == pair, "it was never gone"
         await one.close()
+
+    in_a_world(scenario)
+
+
+def test_a_process_that_stood_still_says_so(caplog: pytest.LogCaptureFixture):
+    async def scenario(sim: Simulation, store_host: Node, store: EtcdStore) -> None:
+        host = sim.node("member")
+        members: list[Heard] = []
+
+        async def live() -> None:
+            members.append(Heard(store_of(host), "/node/1", node(), ttl_s=LEASE_TTL_S))
+            await asyncio.Event().wait()
+
+        host.start(live)
+        while not members:
+            await asyncio.sleep(0.01)
+        await members[0].until("held")
+        host.pause()
+        await asyncio.sleep(2 * LEASE_TTL_S)
+        host.resume()
+        await members[0].until("lost")
+        assert "its lease was not renewed in time: this process was held up" in caplog.text
 
     in_a_world(scenario)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from functools import partial
 
 import pytest
@@ -27,7 +29,7 @@ from flintmq.cluster.store import (
 )
 from flintmq.env import Env
 from flintmq.net import etcd_wire as wire
-from flintmq.net.etcd import EtcdOptions, EtcdStore
+from flintmq.net.etcd import STEADY_S, WATCH_PAUSE_S, EtcdOptions, EtcdStore
 from flintmq.net.http_client import HttpClient
 from flintmq.net.http_exchange import Answer, Request
 from flintmq.net.lease import holding
@@ -272,6 +274,80 @@ def test_a_change_that_was_not_answered_is_carried_out_later_and_found_out():
     run(8, scenario)
 
 
+def test_an_outage_is_told_once_and_tried_more_seldom(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    asked: list[str] = []
+
+    def told(text: str) -> list[str]:
+        return [each for each in caplog.messages if text in each]
+
+    async def scenario(sim: Simulation, node: Node, store: EtcdStore) -> None:
+        heard: list[str] = []
+
+        async def listen() -> None:
+            async with aclosing(follow(store, ALL)) as following:
+                async for each in following:
+                    heard.extend(event.key for event in (each.events if isinstance(each, Events) else ()))
+
+        listening = [asyncio.ensure_future(listen()) for _ in range(2)]
+        await asyncio.sleep(5)
+        for number in range(1, 4):
+            asked.clear()
+            node.kill()
+            await asyncio.sleep(60)
+            assert len(told("the watch is tried again at lookup:4161: ")) <= 2 * number
+            assert len(told("Connection refused")) == number, "once for each outage, by one watch"
+            assert told("elsewhere") == [], "there is no other place"
+            assert asked.count(wire.WATCH) < 2 * 60 / (WATCH_PAUSE_S / 2) + 10
+            start(node)
+            await put(store, f"/{number}")
+            began_s = sim.now_s
+            while heard.count(f"/{number}") < 2:
+                await asyncio.sleep(0.01)
+            assert sim.now_s - began_s < 2 * WATCH_PAUSE_S, "the pauses have stayed short"
+            assert len(told("lookup:4161 is watched again")) == number
+            await asyncio.sleep(2 * STEADY_S)
+        for task in listening:
+            task.cancel()
+        await asyncio.wait(listening)
+
+    monkeypatch.setattr("flintmq.net.etcd.HttpClient", counting(asked))
+    with caplog.at_level(logging.INFO, "flintmq.net.etcd"):
+        run(10, scenario)
+
+
+def test_with_another_address_it_is_tried_there_at_once(caplog: pytest.LogCaptureFixture):
+    async def scenario(sim: Simulation, node: Node, store: EtcdStore) -> None:
+        sim.node("nobody")
+        both = EtcdStore(store._env, EtcdOptions([f"http://nobody:{HTTP}", f"http://lookup:{HTTP}"]))
+        async with both.watch(ALL, await put(store, "/a")) as watched:
+            began_s = sim.now_s
+            await put(store, "/b")
+            assert [event.key for event in (await anext(watched)).events] == ["/b"]
+            assert sim.now_s - began_s < 1.0
+        await both.close()
+        assert f"watching goes on elsewhere than at nobody:{HTTP}: " in caplog.text
+
+    with caplog.at_level(logging.INFO, "flintmq.net.etcd"):
+        run(11, scenario)
+
+
+def counting(asked: list[str]) -> type[HttpClient]:
+    """A client that notes what is asked."""
+
+    class Counting(HttpClient):
+        async def ask(self, request: Request, **options: object) -> Answer:
+            asked.append(request.target)
+            return await super().ask(request, **options)  # type: ignore[arg-type]
+
+        def stream(self, request: Request, **options: object) -> object:  # type: ignore[override]
+            asked.append(request.target)
+            return super().stream(request, **options)  # type: ignore[arg-type]
+
+    return Counting
+
+
 def test_an_idle_watch_asks_nothing_and_still_leaves_a_store_that_stands_still(monkeypatch: pytest.MonkeyPatch):
     asked: list[str] = []
 
@@ -310,14 +386,5 @@ def test_an_idle_watch_asks_nothing_and_still_leaves_a_store_that_stands_still(m
             task.cancel()
         await asyncio.wait(listening)
 
-    class Counting(HttpClient):
-        async def ask(self, request: Request, **options: object) -> Answer:
-            asked.append(request.target)
-            return await super().ask(request, **options)  # type: ignore[arg-type]
-
-        def stream(self, request: Request, **options: object) -> object:  # type: ignore[override]
-            asked.append(request.target)
-            return super().stream(request, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr("flintmq.net.etcd.HttpClient", Counting)
+    monkeypatch.setattr("flintmq.net.etcd.HttpClient", counting(asked))
     run(9, scenario)

@@ -11,7 +11,7 @@ from tests.unit.test_cluster_health import NODES, PARTITION, TOPIC, WHOLE
 
 from flintmq import cli
 from flintmq.client.admin.question import HttpRefused
-from flintmq.client.admin.results import ClusterStatus, Move
+from flintmq.client.admin.results import ClusterStatus, ClusterTopic, Drain, Move
 from flintmq.errors import ConnectionFailed
 from flintmq.sync import LookupdAdmin
 from flintmq.tools import cluster, cluster_tables
@@ -69,7 +69,7 @@ def master(monkeypatch: pytest.MonkeyPatch) -> Master:
         ("topic delete t --yes", "POST /topic/delete?topic=t&partition=%2A%2A"),
         ("topic update t --replicas 2", "POST /topic/meta/update?topic=t&replicator=2"),
         ("topic update t --retention 7 --min-in-sync=1 --no-auto-channels",
-         "POST /topic/meta/update?topic=t&min_in_sync=1&retention=7&disable_channel_auto_create=true"),
+         "POST /topic/meta/update?topic=t&retention=7&disable_channel_auto_create=true&min_in_sync=1"),
         ("topic expand t 8 --dry-run", "POST /topic/partition/expand?topic=t&partition_num=8&dry_run=true"),
         ("topic move t 0 --from a:4150 --to d",
          "POST /topic/partition/move?topic=t&partition=0&move_source=a&move_target=d"),
@@ -103,7 +103,11 @@ def test_words_become_a_request(master: Master, words: str, expected: str) -> No
         ("topic move t x --from a --to b", "it must be a number"),
         ("topic move t 0 --to b", "--from"),
         ("topic elect t 0 a", "--accept-loss"),
-        ("topic update t", "at least one of"),
+        (
+            "topic update t",
+            "needs at least one of --replicas, --min-in-sync, --retention, --syncdisk, --headers, "
+            "--auto-channels and --no-auto-channels",
+        ),
         ("cluster balance sideways", "invalid choice"),
         ("cluster balance on --window=5", "such as 02-05"),
         ("cluster balance off --window=02-05", "--window is for flintmq cluster balance on"),
@@ -177,20 +181,159 @@ def test_a_plan_is_printed_with_addresses(master: Master, capsys: pytest.Capture
 
 
 def test_waiting_says_how_far_it_is(master: Master, capsys: pytest.CaptureFixture[str]) -> None:
-    nodes = [msgspec.structs.replace(NODES[0], leads=1, holds=2), *NODES[1:]]
-    busy = msgspec.structs.replace(WHOLE, nodes=nodes)
-    master.statuses = [busy, busy, WHOLE]
+    partitions = [PARTITION, msgspec.structs.replace(PARTITION, partition=1, leader="b", in_sync=["a"])]
+    busy = msgspec.structs.replace(WHOLE, topics=[msgspec.structs.replace(TOPIC, partitions=partitions)])
+    drains = [Drain("a", left=2, reason="nothing is moved")]
+    master.statuses = [busy, msgspec.structs.replace(busy, drains=drains), _without("a", drains=[Drain("a")])]
     master.moves = [[Move("t", 0, ["a"], ["b"], 3_000_000, 12_000_000)]]
     assert cli.main(["node", "drain", "a:4150", "--wait"]) == 0
     said = capsys.readouterr()
-    assert "node a:4150 leads 1 and holds 2 partitions; 1 copy is being moved, 3.0 of 12.0 MB" in said.err
+    moved = "1 copy is being moved, 3.0 of 12.0 MB; nothing is moved"
+    assert said.err == f"node a:4150 has 2 partitions still: t/0, t/1 (no other copy is in sync); {moved}\n"
     assert said.out == "node a:4150 drains\n"
+
+
+def _without(node: str, is_there: bool = True, **fields: Any) -> ClusterStatus:
+    """A cluster in which a node has nothing."""
+    others = [each for each in "abc" if each != node]
+    partition = msgspec.structs.replace(PARTITION, leader=others[0], in_sync=others, replicas=others)
+    topic = msgspec.structs.replace(TOPIC, partitions=[partition], replicator=2, min_in_sync=1)
+    nodes = [each for each in NODES if is_there or each.node != node]
+    return msgspec.structs.replace(WHOLE, topics=[topic], nodes=nodes, **fields)
+
+
+def _away(leaving: bool = False) -> ClusterStatus:
+    """A cluster in which node a has the only copy of what matters, and died."""
+    where: dict[str, Any] = {"replicas": ["b"], "leaving": ["a"]} if leaving else {"replicas": ["a"]}
+    partition = msgspec.structs.replace(PARTITION, leader="", in_sync=["a"], **where)
+    topic = msgspec.structs.replace(TOPIC, partitions=[partition], replicator=1, min_in_sync=1)
+    return msgspec.structs.replace(WHOLE, topics=[topic], nodes=NODES[1:], drains=[Drain("a", left=1)])
+
+
+@pytest.mark.parametrize("leaving", [False, True])
+@pytest.mark.parametrize("verb", ["drain", "remove"])
+def test_a_node_that_dies_while_it_is_drained_is_waited_for(
+    master: Master, verb: str, leaving: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    master.statuses = [WHOLE, WHOLE, _away(leaving)]
+    assert cli.main(["node", verb, "a:4150", "--wait", "--within=10ms"]) == 1
+    said = capsys.readouterr()
+    assert "has nothing any more (node a, which is away, has 1 partition still: t/0 (no other copy is in" in said.err
+    assert not said.out
+
+
+@pytest.mark.parametrize("verb", ["drain", "remove"])
+def test_a_node_that_is_away_is_waited_for(master: Master, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    gone = _without("a", is_there=False, drains=[Drain("a")] if verb == "drain" else [])
+    master.statuses = [_away(), _away(), gone]
+    assert cli.main(["node", verb, "a", "--wait"]) == 0
+    assert "node a, which is away, has 1 partition still: t/0" in capsys.readouterr().err
+    assert [asked.partition("=")[2] for _, asked in master.asked] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (_without("a"), "it is not known that node a:4150 drains"),
+        (msgspec.structs.replace(WHOLE, topics=[], nodes=[], master=None), "no nsqlookupd is the master"),
+        (_without("a", drains=[Drain("a")], problem="the store was emptied"), "the store was emptied"),
+        (_without("a", drains=[Drain("a")], store_away_since_s=5.0), "without the coordination store since"),
+        (_without("a", drains=[Drain("a")], unreadable=[{"key": "/x/partition/u/0"}]), "keys of the store cannot be"),
+    ],
+)  # fmt: skip
+def test_what_is_not_listed_is_not_gone_where_not_all_is_known(
+    master: Master, status: ClusterStatus, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in ("node drain a", "node remove a"):
+        master.statuses = [WHOLE, status]
+        assert cli.main([*words.split(), "--wait", "--within=10ms"]) == 1
+        assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["topic delete t --yes", "topic create t", "cluster moves"])
+def test_a_topic_is_waited_for_where_not_all_is_known(
+    master: Master, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nothing = msgspec.structs.replace(WHOLE, topics=[], problem="the store was emptied")
+    master.statuses = [nothing, msgspec.structs.replace(WHOLE, problem="x"), nothing]
+    assert cli.main([*words.split(), "--wait", "--within=10ms"]) == 1
+    assert "does not know all of the cluster: the store was emptied" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["node drain a:4153", "node remove x", "topic move t 0 --from=a --to=a:4153"])
+def test_who_is_to_be_waited_for_has_to_be_known(
+    master: Master, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*words.split(), "--wait"]) == 1
+    assert "there is no node" in capsys.readouterr().err and not master.asked
+    assert cli.main(words.split()) == 0, "without that it is the nsqlookupd's to say"
+
+
+def _copies(replicator: int, min_in_sync: int, replicas: str, in_sync: str = "", leaving: str = "") -> ClusterStatus:
+    partition = msgspec.structs.replace(
+        PARTITION, in_sync=list(in_sync or replicas), replicas=list(replicas), leaving=list(leaving)
+    )
+    topic = ClusterTopic("t", [partition], "1", 1, replicator, min_in_sync)
+    return msgspec.structs.replace(WHOLE, topics=[topic])
+
+
+def test_another_number_of_copies_is_waited_for_until_they_are_so(
+    master: Master, capsys: pytest.CaptureFixture[str]
+) -> None:
+    master.statuses = [
+        _copies(3, 2, "abc"),  # before
+        _copies(3, 2, "abc"),  # the master has been told, through another nsqlookupd
+        _copies(2, 2, "abc"),
+        _copies(2, 2, "ab", leaving="c"),
+        _copies(2, 2, "ab"),
+    ]
+    assert cli.main(["topic", "update", "t", "--replicas=2", "--wait"]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "topic t is to have 3 copies still, as far as http://localhost:4161 knows",
+        "topic t, partition 0: copies are to go",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "before", "after", "is_asked"),
+    [
+        ("--replicas=3 --wait", _copies(1, 1, "a"), _copies(3, 1, "abc"), True),
+        ("--replicas=3 --wait", _copies(2, 1, "ab"), _copies(3, 2, "abc"), False),  # the nsqlookupd saw to it
+        ("--replicas=3 --wait", _copies(4, 1, "abc"), _copies(3, 1, "abc"), False),
+        ("--replicas=4 --wait", _copies(3, 1, "abc"), _copies(4, 1, "abcd"), False),  # it was meant
+        ("--replicas=3 --min-in-sync=1 --wait", _copies(1, 1, "a"), _copies(3, 1, "abc"), False),
+        ("--replicas=3", _copies(1, 1, "a"), _copies(3, 1, "abc"), False),
+        ("--retention=3 --wait", _copies(3, 1, "abc"), _copies(3, 1, "abc"), False),
+    ],
+)  # fmt: skip
+def test_an_ok_needs_two_of_three_copies_when_they_are_there(
+    master: Master, words: str, before: ClusterStatus, after: ClusterStatus, is_asked: bool
+) -> None:
+    live = [msgspec.structs.replace(NODES[0], node=name, host=name) for name in "abcd"]
+    master.statuses = [msgspec.structs.replace(each, nodes=live) for each in (before, after)]
+    assert cli.main(["topic", "update", "t", *words.split()]) == 0
+    last = ("http://localhost:4161", "POST /topic/meta/update?topic=t&min_in_sync=2")
+    assert len(master.asked) == 1 + is_asked and (master.asked[-1] == last) is is_asked
 
 
 def test_waiting_ends(master: Master, capsys: pytest.CaptureFixture[str]) -> None:
     master.moves = [[Move("t", 0, ["a"], ["b"], 0, 12_000_000)]]
     assert cli.main(["cluster", "moves", "--wait", "--within=10ms"]) == 1
     assert "not within 0.01 s: nothing is being moved (1 copy is" in capsys.readouterr().err
+
+
+def test_what_is_shown_without_the_store_is_called_not_known(
+    master: Master, capsys: pytest.CaptureFixture[str]
+) -> None:
+    away = msgspec.structs.replace(WHOLE, master=None, store_away_since_s=1_795_967_800.0)
+    master.statuses = [away]
+    assert cli.main(["cluster", "status"]) == 1
+    said = capsys.readouterr().out
+    assert "master: not known" in said and "whole" not in said
+    assert all(line.endswith("not known") for line in said.splitlines() if line.startswith(("a:4150", "t ")))
+    assert "problem  cluster default: this nsqlookupd is without the coordination store since 2026-11-29" in said
+    cli.main(["topic", "show", "t"])
+    assert "without the coordination store since" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])

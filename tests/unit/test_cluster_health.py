@@ -20,6 +20,9 @@ def changed(**fields: object) -> ClusterStatus:
     return msgspec.structs.replace(WHOLE, **fields)
 
 
+AWAY = changed(master=None, store_away_since_s=1_795_967_800.5)
+
+
 def with_partition(**fields: object) -> ClusterStatus:
     partition = msgspec.structs.replace(PARTITION, **fields)
     return changed(topics=[msgspec.structs.replace(TOPIC, partitions=[partition])])
@@ -37,6 +40,8 @@ def test_a_whole_cluster() -> None:
     ("status", "level", "text"),
     [
         (changed(master=None), PROBLEM, "no nsqlookupd is the master"),
+        (AWAY, PROBLEM, "without the coordination store since 2026-11-29 15:56:40 UTC: what it says of nodes"),
+        (changed(settings={"is_upgrading": True}), NOTE, "it is being upgraded: no copy is moved"),
         (changed(problem="the store was emptied"), PROBLEM, "takes no part: the store was emptied"),
         (changed(nodes=[], topics=[]), PROBLEM, "no nsqd is in the cluster"),
         (changed(unreadable=[{"key": "k", "reason": "r"}]), PROBLEM, "key k of the store cannot be read: r"),
@@ -57,6 +62,18 @@ def test_what_is_wrong(status: ClusterStatus, level: str, text: str) -> None:
     (found,) = [each for each in troubles(status) if text in each.text]
     assert found.level == level
     assert is_whole(status) is (level == NOTE)
+
+
+def test_a_store_that_is_away_is_one_finding() -> None:
+    assert len(troubles(AWAY)) == 1, "that nobody is known to be the master is no other"
+
+
+def test_a_status_of_a_release_that_says_nothing_of_the_store_is_read() -> None:
+    told = msgspec.to_builtins(AWAY)
+    assert msgspec.convert(told, ClusterStatus) == AWAY
+    del told["store_away_since"]
+    del told["settings"]
+    assert is_whole(msgspec.convert({**told, "master": msgspec.to_builtins(MASTER)}, ClusterStatus))
 
 
 def test_members_that_are_taken_for_dead_do_not_count() -> None:

@@ -18,6 +18,8 @@ Source: docs/decisions/0017.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from flintmq.batch import decode_header
@@ -59,10 +61,12 @@ class Replica:
         state: whether it stays: ``HELD``, ``REMOVING`` or ``SETTING_ASIDE``.
         work: what is being done with it, so that nothing else can be; empty: nothing.
         is_deleted: whether it was removed or set aside.
+        on_settled: told what becomes of messages that it lost: True: nobody else has them; False: another replica is to
+            send them.
     """
 
     __slots__ = ("_metadata", "about", "durable_epoch", "epoch", "history", "is_deleted", "log", "log_id", "number",
-                 "partition", "progress", "rows", "rows_end", "state", "taken", "topic", "topic_number",
+                 "on_settled", "partition", "progress", "rows", "rows_end", "state", "taken", "topic", "topic_number",
                  "work")  # fmt: skip
 
     def __init__(
@@ -83,6 +87,7 @@ class Replica:
         self.state = stored.state
         self.work = ""
         self.is_deleted = False
+        self.on_settled: Callable[[bool], None] = lambda _is_lost: None
         self._metadata = metadata
 
     @property
@@ -256,6 +261,7 @@ class Replica:
         self.about = msgspec.structs.replace(self.about, lost_from=0, is_progress_lost=False)
         self.log.hold_from(NO_STOP)
         self.put()
+        self.on_settled(True)
 
     def lost_end_comes(self, is_whole: bool = False) -> None:
         """Forget what the log has lost if that is all behind its end, from where a leader goes on.
@@ -267,6 +273,7 @@ class Replica:
             self.about = msgspec.structs.replace(self.about, lost_from=0)
             self.log.hold_from(NO_STOP)
             self.put()
+            self.on_settled(False)
 
     # -- its topic -----------------------------------------------------------------------------------------------
 

@@ -71,6 +71,7 @@ class Replicas(Mapping[Key, Replica]):
         hand_on: given what each flush has written, and whom to tell then, as soon as there is a replica.
         is_alone: as above.
         on_damaged: told of a replica that lacks something which it had; perhaps in the middle of reading it.
+        on_settled: told of the directory of one, as :attr:`flintmq.broker.replica.Replica.on_settled`.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class Replicas(Mapping[Key, Replica]):
         self._on_problem = on_problem
         self.hand_on: Callable[[list[Record], Waiter], None] | None = None
         self.on_damaged: Callable[[Replica], None] | None = None
+        self.on_settled: Callable[[str, bool], None] = lambda _directory, _is_lost: None
         self._by_directory: dict[str, Replica] = {}
         self._replicas: dict[Key, Replica] = {}
         self._by_topic: dict[str, dict[int, Replica]] = {}
@@ -227,6 +229,7 @@ class Replicas(Mapping[Key, Replica]):
         """Have a replica of which the log is there, or is to be made."""
         rows = ReplicaRows(topic, number, self._metadata, self._channels, self._kept)
         replica = Replica(topic, number, stored, log, self._metadata, rows)
+        replica.on_settled = partial(self.on_settled, log.directory)
         self._progress.hand_on = self.hand_on
         self._replicas[topic, number] = replica
         self._by_directory[log.directory] = replica

@@ -62,10 +62,8 @@ from flintmq.cluster.view import (
     WantedChange,
 )
 from flintmq.errors import FlintError
-from flintmq.topic_meta import PARTITION_NUM_MAX, PLAIN, TopicMeta
+from flintmq.topic_meta import PARTITION_NUM_MAX, PLAIN, TopicMeta, usual_min_in_sync
 
-MIN_IN_SYNC_FROM_COPIES = 3
-"""With so many copies two have to be in sync before anything is acknowledged; with fewer one has to."""
 DEFAULT_COPIES_MAX = 3
 """Of a partition of a topic that is made without saying how many; fewer where there is room for fewer."""
 LOOKS_MAX = 2000
@@ -710,10 +708,9 @@ class Controller:
             place_copies(range(partition_num), meta.replica, self.sites(), {}, self.allows_same_host)
         except TooFewNodes as error:
             raise Refused(f"ErrType:9 ErrCode:1 : No node is available for topic - {error}") from None
-        least = 1 if meta.replica < MIN_IN_SYNC_FROM_COPIES else 2
         number = self._random.getrandbits(_ID_BITS) + 1
         reason = f"topic {topic} is created with {partition_num} partitions of {meta.replica} copies"
-        return self.swap_to(key, TopicRecord(number, meta, partition_num, least), reason)
+        return self.swap_to(key, TopicRecord(number, meta, partition_num, usual_min_in_sync(meta.replica)), reason)
 
     def deletion(self, topic: str, number: int = 0) -> Swap | None:
         """Return what begins to delete a topic; None when that has begun. The rest follows by itself.

@@ -9,6 +9,7 @@
     /flintmq/<cluster>/topic/<name>                TopicRecord
     /flintmq/<cluster>/wanted/<name>               WantedTopic        with the lease of the node that asks for it
     /flintmq/<cluster>/drain/<id>                  DrainRecord        a node that is to have nothing any more
+    /flintmq/<cluster>/disk/<id>                   DiskRecord         how far a node's data directory has counted
     /flintmq/<cluster>/settings                    SettingsRecord     once somebody has changed one
     /flintmq/<cluster>/partition/<name>/<number>   PartitionState     numbers have four digits
 
@@ -96,6 +97,10 @@ class Keys:
     def drain(self, node: str) -> str:
         """The key that says that an nsqd is to have nothing any more."""
         return f"{self.prefix}drain/{node}"
+
+    def disk(self, node: str) -> str:
+        """The key that says how far the data directory of an nsqd has counted."""
+        return f"{self.prefix}disk/{node}"
 
     @property
     def settings(self) -> str:

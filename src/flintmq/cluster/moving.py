@@ -35,6 +35,7 @@ from flintmq.errors import FlintError
 COPIES_AT_ONCE_MAX = 4
 """Copies under way that a node takes part in, as the one that gets or that sends; those of a node that was started anew
 count, too."""
+UPGRADING = "nothing is moved while the cluster is being upgraded, until flintmq cluster upgrade done"
 
 
 class HostUnknown(FlintError):
@@ -215,6 +216,7 @@ class Moving:
             return Step(partition, released(state), f"all have it that are to, and {_named(state.leaving)} no longer")
         if view.settings.is_upgrading:
             self._frozen[partition] = None
+            self.stuck[partition] = UPGRADING
             return None
         if gone := [node for node in state.target if node not in live]:
             now = msgspec.structs.replace(state, target=())

@@ -23,7 +23,7 @@ from flintmq.cluster.moving import HostUnknown
 from flintmq.cluster.placement import TooFewNodes, place_copies
 from flintmq.cluster.state import DrainRecord, NodeRecord, PartitionState, SettingsRecord, TopicRecord
 from flintmq.cluster.view import PartitionId, View
-from flintmq.topic_meta import PARTITION_NUM_MAX, TopicMeta
+from flintmq.topic_meta import PARTITION_NUM_MAX, TopicMeta, usual_min_in_sync
 
 ROWS_MAX = 1000
 """Of what a plan lists."""
@@ -226,9 +226,8 @@ def _drain_plan(controller: Controller, node: str, swap: Swap | None) -> Plan:
         staying = [each for each in state.replicas if each != node and each not in view.drains]
         free = [each for each in moving.free_for(staying) if each.node != node]
         if not free and len(staying) < controller.record_of(partition[0]).meta.replica:
-            where = TooFewNodes(
-                len(staying) + 1, len(takers), len({each.host_id or each.node for each in takers}), False
-            )
+            hosts = {each.host_id or each.node for each in takers}
+            where = TooFewNodes(len(staying) + 1, len(takers), len(hosts), controller.allows_same_host)
             raise Refused(
                 f"node {node} has a copy of partition {partition[0]}/{partition[1]} that can go nowhere: {where}"
             )
@@ -259,7 +258,9 @@ def alter(controller: Controller, topic: str, meta: TopicMeta, min_in_sync: int 
 
     Args:
         meta: what it is to be.
-        min_in_sync: with fewer copies in sync nothing is acknowledged; None: as before.
+        min_in_sync: with fewer copies in sync nothing is acknowledged; None: as before, but for a topic that gets more
+            copies and has what is usual for those that it had: then it is what is usual for so many, if that many are
+            in sync already. Else those who publish would wait until the new copies are.
 
     Raises:
         Refused: that cannot be so.
@@ -267,23 +268,43 @@ def alter(controller: Controller, topic: str, meta: TopicMeta, min_in_sync: int 
     record = controller.record_of(topic)
     if record.is_deleting:
         raise Refused(f"topic {topic} is being deleted")
-    least = record.min_in_sync if min_in_sync is None else min_in_sync
+    least = _raised(controller, topic, record, meta.replica) if min_in_sync is None else min_in_sync
     if least > meta.replica:
         asked = "" if min_in_sync is not None else f": give min_in_sync={meta.replica} as well"
         raise Refused(f"INVALID_ARG_TOPIC_MIN_IN_SYNC: min_in_sync={least} of replicator={meta.replica} copies{asked}")
     if least > record.min_in_sync:
         _check_in_sync(controller.view, topic, least)
     rows, count = _copies(controller, topic, record, meta.replica)
+    notes = [] if meta.replica <= 1 or least > 1 else [_alone(topic, meta.replica, least, min_in_sync)]
     if least == record.min_in_sync and meta.is_like(record.meta):
-        return Plan(None)
-    notes = (
-        [] if meta.replica <= 1 or least > 1 else [f"min_in_sync={least}: what a leader alone acknowledges is one copy"]
-    )
+        return Plan(None, notes=notes)
     now = msgspec.structs.replace(record, meta=meta, min_in_sync=least)
     swap = controller.swap_to(
         controller.view.keys.topic(topic), now, f"topic {topic} is changed to version {meta.version}"
     )
     return Plan(swap, rows, count, notes)
+
+
+def _raised(controller: Controller, topic: str, record: TopicRecord, copies: int) -> int:
+    """Return the ``min_in_sync`` of a topic that gets another number of copies; it is never lowered unasked."""
+    least = record.min_in_sync
+    if copies <= record.meta.replica or least != usual_min_in_sync(record.meta.replica):
+        return least
+    states, live = controller.view.of_topic.get(topic, {}), controller.live
+    usual = usual_min_in_sync(copies)
+    if len(states) < record.partition_num:
+        return least  # nodes are to bring the others, each with one copy
+    return usual if all(sum(n in live for n in each.in_sync_nodes) >= usual for each in states.values()) else least
+
+
+def _alone(topic: str, copies: int, least: int, asked: int | None) -> str:
+    """Tell what it means that one copy in sync is enough, and how there come to be more of them."""
+    text = f"min_in_sync={least}: what a leader alone acknowledges is one copy"
+    usual = usual_min_in_sync(copies)
+    if asked is not None or usual == least:
+        return text
+    order = f"flintmq topic update {topic} --min-in-sync={usual}"
+    return f"{text}. With {copies} copies {usual} are usual: ask for that once so many are in sync, with {order}"
 
 
 def _check_in_sync(view: View, topic: str, least: int) -> None:

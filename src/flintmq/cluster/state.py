@@ -92,7 +92,7 @@ class NodeRecord(_Value, frozen=True):
     Attributes:
         node: its id, 16 hex digits, which its data directory keeps.
         incarnation: drawn when the process started, 16 hex digits.
-        boot_id: of the machine's start, as the kernel has it.
+        boot_id: of the machine's start, as the kernel has it; of a process with an older data directory it is its own.
         syncs: whether it acknowledges only what was synced to the device.
         host, tcp_port, http_port: where clients reach it.
         peer_port: where other nodes do, on the same host.
@@ -103,6 +103,7 @@ class NodeRecord(_Value, frozen=True):
         number: what the redesigned NSQ tells nodes apart by.
         is_full: its disk has no room: it leads nothing that another one in sync can lead, and gets no partitions.
         is_ending: it ends in a moment: others lead what it leads, and it leaves every in-sync set.
+        is_older: its data directory is from before what it acknowledged, see ``nsqd/cluster/disk_mark.py``.
     """
 
     node: str
@@ -120,6 +121,7 @@ class NodeRecord(_Value, frozen=True):
     number: int = 0
     is_full: bool = False
     is_ending: bool = False
+    is_older: bool = False
 
     @property
     def member(self) -> Member:
@@ -182,6 +184,18 @@ class DrainRecord(_Value, frozen=True):
     is_removal: bool = False
 
 
+class DiskRecord(_Value, frozen=True):
+    """The count of a node's data directory, see ``nsqd/cluster/disk_mark.py``.
+
+    Attributes:
+        count: 1 and up.
+        incarnation: of the process that counted.
+    """
+
+    count: int
+    incarnation: str
+
+
 class SettingsRecord(_Value, frozen=True):
     """The settings that operators gave the whole cluster; without a record everything is as it is by default.
 
@@ -221,7 +235,8 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
     def is_whole(self, node: NodeRecord) -> bool:
         """Whether a node still has everything that it acknowledged as this member."""
-        return self.node == node.node and (self.syncs or self.boot_id == node.boot_id)
+        keeps_it = self.syncs and not node.is_older
+        return self.node == node.node and (keeps_it or self.boot_id == node.boot_id)
 
 
 class Ending(msgspec.Struct, frozen=True, array_like=True):
@@ -386,7 +401,7 @@ class NoLeader(Enum):
     """Why nobody can be elected."""
 
     NONE_ALIVE = "no replica that has everything is alive"
-    POWER_LOST = "every replica that had everything may have lost some of it with its power"
+    POWER_LOST = "every replica that had everything may have lost some of it, with its power or its disk"
 
 
 def candidates(state: PartitionState, live: Mapping[str, NodeRecord]) -> list[NodeRecord] | NoLeader:

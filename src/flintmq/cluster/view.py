@@ -22,6 +22,7 @@ from flintmq.cluster.keys import Keys
 from flintmq.cluster.state import (
     BadState,
     ClusterRecord,
+    DiskRecord,
     DrainRecord,
     LookupdRecord,
     NodeRecord,
@@ -42,6 +43,7 @@ PartitionId = tuple[str, int]
 _V = TypeVar(
     "_V",
     ClusterRecord,
+    DiskRecord,
     DrainRecord,
     LookupdRecord,
     NodeRecord,
@@ -103,7 +105,7 @@ class DrainChange:
 
 @dataclass(frozen=True, slots=True)
 class OtherChange:
-    """The record of the cluster, its master, its settings or a nsqlookupd changed; or a key that nobody knows."""
+    """The record of the cluster, its master, its settings, a nsqlookupd or a disk changed; or an unknown key."""
 
     key: str
 
@@ -139,6 +141,7 @@ class View:
         master: the nsqlookupd that coordinates; None: none does.
         lookupds, nodes, topics: by id and name.
         wanted: topics that are asked for, or were refused.
+        disks: how far data directories have counted, by id of the node.
         drains: what is said of nodes that are to have nothing any more, by id.
         settings: of the whole cluster.
         partitions: states by topic and number.
@@ -158,6 +161,7 @@ class View:
         self.nodes: dict[str, NodeRecord] = {}
         self.topics: dict[str, TopicRecord] = {}
         self.wanted: dict[str, WantedTopic] = {}
+        self.disks: dict[str, DiskRecord] = {}
         self.drains: dict[str, DrainRecord] = {}
         self.settings = DEFAULT_SETTINGS
         self.partitions: dict[PartitionId, PartitionState] = {}
@@ -253,6 +257,8 @@ class View:
             return DrainChange(key, node, drain)
         if (lookupd := keys.name_in(key, "lookupd")) is not None:
             _set(self.lookupds, lookupd, _value(key, pair, LookupdRecord))
+        elif (node := keys.name_in(key, "disk")) is not None:
+            _set(self.disks, node, _value(key, pair, DiskRecord))
         elif key == keys.master:
             self.master = None  # also when the new one cannot be read
             self.master = _value(key, pair, LookupdRecord)

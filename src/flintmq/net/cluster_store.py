@@ -69,15 +69,16 @@ def store_of(env: Env, options: StoreOptions) -> EtcdStore:
         StoreRefused: the addresses cannot be used, or do not go with the files.
         TlsSetupError: a file for TLS cannot be used.
     """
-    token_file = options.cluster_store_token_file
+    path = options.cluster_store_token_file
     files = StoreFiles(
         options.cluster_store_password_file,
         options.cluster_store_root_ca_file,
         options.cluster_store_cert,
         options.cluster_store_key,
     )
+    token = TokenFile(path, env, "--cluster-store-token-file") if path else None
     try:
-        return open_store(env, options.cluster_store, TokenFile(token_file, env) if token_file else None, files)
+        return open_store(env, options.cluster_store, token, files)
     except ValueError as error:
         raise StoreRefused(f"--cluster-store: {error}") from None
 

@@ -10,6 +10,7 @@ Rules of this file:
   nothing for a second, in no watch and in no answer, is asked something, once for all watches there; when that is not
   answered they go on elsewhere, from the last revision that was seen. What was seen is never told again, and nothing
   between is left out. The store of nsqlookupd says something on every watch twice a second, and is not asked at all.
+- Why an endpoint is left is said once in an outage, and once that it is watched again.
 
 Source: docs/decisions/0017 (both traps were measured there), https://etcd.io/docs/v3.5/learning/api/.
 """
@@ -22,7 +23,7 @@ import ssl
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from flintmq.cluster.store import (
@@ -54,7 +55,13 @@ TRY_TIMEOUT_S = 1.0
 TIMEOUT_S = 4.0
 """For a call, which may ask several endpoints."""
 PAUSE_S = 0.1
-"""After every endpoint has failed, before the first is asked again."""
+"""After every endpoint has failed, before the first is asked again; a watch begins with it."""
+WATCH_PAUSE_S = 0.5
+"""The longest pause of a watch, which doubles with every round in which all endpoints failed."""
+STEADY_S = 1.0
+"""An endpoint that is watched for so long has come back: what fails then is another outage."""
+REASON_COUNT_MAX = 8
+"""Reasons that are said in one outage."""
 PROBE_S = 1.0
 """An endpoint with watches may be silent for so long; then it is asked, and has ``TRY_TIMEOUT_S`` to answer."""
 REOPEN_S = 10.0
@@ -130,6 +137,7 @@ class EtcdStore:
         self._token_lock = asyncio.Lock()
         self._watches: set[_Watch] = set()
         self._pulses: dict[Endpoint, _Pulse] = {}
+        self._outages: dict[Endpoint, _Outage] = {}
 
     @property
     def endpoints(self) -> list[str]:
@@ -299,6 +307,29 @@ class EtcdStore:
         if self._line[0] == endpoint:
             self._line.append(self._line.pop(0))
 
+    def _tell_failure(self, endpoint: Endpoint, reason: str) -> None:
+        """Say that an endpoint cannot be watched, unless this outage has that reason already."""
+        now_s = asyncio.get_running_loop().time()
+        outage = self._outages.get(endpoint)
+        if outage is None or (outage.over_at and now_s - outage.over_at > STEADY_S):
+            outage = self._outages[endpoint] = _Outage()
+        outage.over_at = 0.0
+        if reason in outage.reasons or len(outage.reasons) >= REASON_COUNT_MAX:
+            return
+        outage.reasons.add(reason)
+        goes_on = "watching goes on elsewhere than" if len(self._line) > 1 else "the watch is tried again"
+        _log.info("STORE: %s at %s: %s", goes_on, endpoint.address, reason)
+
+    def _tell_success(self, endpoint: Endpoint) -> None:
+        """Take note that an endpoint is watched; say so at the first time in an outage."""
+        outage = self._outages.get(endpoint)
+        if outage is None or outage.over_at:
+            return
+        outage.over_at = asyncio.get_running_loop().time()
+        if not outage.was_over:
+            outage.was_over = True
+            _log.info("STORE: %s is watched again", endpoint.address)
+
     def _raise(self, endpoint: Endpoint, error: ServerError) -> None:
         """Raise what an answered error means to the caller; return when somebody else should be asked."""
         text = f"{endpoint.address}: {error.reason}"
@@ -357,6 +388,21 @@ async def _opened(store: EtcdStore) -> AsyncIterator[EtcdStore]:
         await store.close()
 
 
+@dataclass(slots=True)
+class _Outage:
+    """A time in which an endpoint cannot be watched, by any watch or by some of them.
+
+    Attributes:
+        reasons: that were said.
+        over_at: when it was watched again; 0: it was not since it failed last.
+        was_over: that was said.
+    """
+
+    reasons: set[str] = field(default_factory=set)
+    over_at: float = 0.0
+    was_over: bool = False
+
+
 class _Watch:
     """One watch: a task keeps it up, and what comes waits here, with a bound, to be read."""
 
@@ -405,10 +451,12 @@ class _Watch:
 
     async def _keep_up(self) -> None:
         """Watch at one endpoint after the other."""
-        store = self._store
-        refused_count = 0
+        store, loop = self._store, asyncio.get_running_loop()
+        refused_count = failure_count = 0
+        pause_s = PAUSE_S
         while True:
             endpoint, token, began = store._line[0], store._token, self._heard_count
+            began_at = loop.time()
             try:
                 await self._watch_at(endpoint)
                 continue
@@ -439,9 +487,14 @@ class _Watch:
                 reason = error.reason
             if self._heard_count > began:
                 refused_count = 0
-            _log.info("STORE: watching goes on elsewhere than at %s: %s", endpoint.address, reason)
+                if loop.time() - began_at > STEADY_S:
+                    failure_count, pause_s = 0, PAUSE_S
+            store._tell_failure(endpoint, reason)
             store._failed(endpoint)
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(pause_s * store._env.random.uniform(0.5, 1.0))  # all others wait as well
+            failure_count += 1
+            if failure_count % len(store._line) == 0:
+                pause_s = min(2 * pause_s, WATCH_PAUSE_S)
 
     async def _watch_at(self, endpoint: Endpoint) -> None:
         """Watch at one endpoint until it fails; return when the stream should be made anew there."""
@@ -484,6 +537,7 @@ class _Watch:
                 self._store._heard(endpoint, header)
                 self._heard_count += 1
                 self._heard_at = loop.time()
+                self._store._tell_success(endpoint)
                 if events.events:
                     await self._put(events)
                     self._after = events.revision

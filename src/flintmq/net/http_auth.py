@@ -122,15 +122,17 @@ class HttpAuthFileError(FlintError):
     Args:
         path: the file.
         reason: where in it something is wrong, and what to do; without tokens.
+        flag: that names the file, as in ``--http-auth-tokens-file``; empty: it is not known.
     """
 
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)
+    def __init__(self, path: str, reason: str, flag: str = "") -> None:
+        super().__init__(path, reason, flag)
         self.path = path
         self.reason = reason
+        self.flag = flag
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
+        return f"{self.flag}={self.path}: {self.reason}" if self.flag else f"{self.path}: {self.reason}"
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
@@ -323,15 +325,21 @@ def _read_clients(path: str) -> tuple[_Stamp | None, KnownClients]:
 class TokenFile:
     """The token that a daemon shows to others: the only line of a file, which is read again when it changes.
 
+    Args:
+        flag: that names the file.
+
     Raises:
         HttpAuthFileError: there is none in it.
     """
 
-    def __init__(self, path: str, env: Env) -> None:
+    def __init__(self, path: str, env: Env, flag: str = "") -> None:
         self._path = path
         self._env = env
         self._stamp = _stamp_of(path)
-        self._token = _read_token(path)
+        try:
+            self._token = _read_token(path)
+        except HttpAuthFileError as error:
+            raise HttpAuthFileError(path, error.reason, flag) from None
 
     def __repr__(self) -> str:
         return f"<TokenFile {self._path}>"
@@ -517,7 +525,10 @@ class HttpAuth:
         challenge = f'Bearer realm="{realm}"'
         self._unauthorized = _refusal(401, "UNAUTHORIZED", ("WWW-Authenticate", challenge))
         self._unknown = _refusal(401, "UNAUTHORIZED", ("WWW-Authenticate", f'{challenge}, error="invalid_token"'))
-        self._stamp, self._clients = _read_clients(path)
+        try:
+            self._stamp, self._clients = _read_clients(path)
+        except HttpAuthFileError as error:
+            raise HttpAuthFileError(path, error.reason, "--http-auth-tokens-file") from None
         self._watcher: asyncio.Task[None] | None = None
 
     def start(self) -> None:

@@ -61,6 +61,7 @@ class HeldLease:
         tenure: how long may be relied on it; it is the holder's to ask, immediately before every act.
         lost: set when the store says that it is gone.
         failure: why it was not renewed the last time; empty: it was.
+        asked_at_ns: boot time at which the store was asked that has not answered yet; 0: it has.
         on_change: called after every attempt to renew it.
     """
 
@@ -71,6 +72,7 @@ class HeldLease:
         self.tenure = tenure
         self.lost = asyncio.Event()
         self.failure = ""
+        self.asked_at_ns = 0
         self.on_change = on_change
         self._is_gone = False  # known at once, in whatever thread
         self._store = store
@@ -105,12 +107,14 @@ class HeldLease:
             raise
 
     async def _renew(self, store: Store) -> None:
-        sent_at_ns = self._clock.boottime_ns()
+        sent_at_ns = self.asked_at_ns = self._clock.boottime_ns()
         try:
             ttl_s = await store.keepalive(self.lease_id)
         except LeaseNotFound:
             self._is_gone = True
             raise
+        finally:
+            self.asked_at_ns = 0
         tenure = replace(self.tenure)
         tenure.renewed(sent_at_ns, ttl_s * 1_000_000_000)
         self.tenure = tenure  # as a whole: another thread may be asking

@@ -166,6 +166,11 @@ class Membership:
         """Until when it can, on the clock of the lease, unless it is renewed; 0 while it is not registered."""
         return self._lease.until_ns if self._lease is not None and self._pair is not None else 0
 
+    @property
+    def heard_ns(self) -> int:
+        """Boot time at which the last question about its lease was sent that the store has answered; 0: none was."""
+        return self._lease.tenure.sent_at_ns if self._lease is not None else 0
+
     async def held(self) -> HeldLease:
         """Return the lease as soon as it can be relied on.
 
@@ -386,7 +391,14 @@ class Membership:
             return "its lease has run out or was revoked"
         if self._pair is None:
             return "its record was deleted or replaced"
-        return f"its lease was not renewed in time: {lease.failure or 'this process was held up'}"
+        return f"its lease was not renewed in time: {lease.failure or self._why_late(lease)}"
+
+    def _why_late(self, lease: HeldLease) -> str:
+        """Tell the store that says nothing from ourselves: it was asked in time, or it was not."""
+        if 0 < lease.asked_at_ns < lease.until_ns:
+            silent_s = (self._clock.boottime_ns() - lease.asked_at_ns) / 1e9
+            return f"the store has been asked for {silent_s:.1f} s and has not answered"
+        return "this process was held up"
 
     def _set_timer(self) -> None:
         assert self._lease is not None

@@ -14,6 +14,7 @@ from typing import Any
 
 from flintmq.client.admin import cluster as cluster_questions
 from flintmq.client.admin import nsqd as nsqd_questions
+from flintmq.client.admin.health import store_away
 from flintmq.client.admin.question import Question
 from flintmq.client.admin.results import ClusterPartition, ClusterStatus, ClusterTopic, Election, Move
 from flintmq.env import Env
@@ -515,7 +516,9 @@ class Gather:
         answers = await self._upstream.look_all(
             "nsqlookupd", self._snapshots.lookupds, cluster_questions.cluster_status(topic=topic)
         )
-        found = sorted(answers.found.values(), key=lambda each: (bool(each.problem), not each.is_master))
+        found = sorted(
+            answers.found.values(), key=lambda each: (bool(each.problem or store_away(each)), not each.is_master)
+        )
         failures = [each.missing for each in answers.failures if each.status != 404]  # 404: it is in no cluster
         for node in found[0].nodes if found else ():
             self._members.pop(node.node, None)
@@ -557,7 +560,7 @@ class Gather:
             name=status.cluster,
             cluster_id=status.cluster_id,
             master=daemons.join(status.master.host, status.master.http_port) if status.master else "",
-            problem=status.problem,
+            problem=status.problem or store_away(status),
             lookupds=[daemons.join(each.host, each.http_port) for each in status.lookupds],
             nodes=[
                 ClusterNodeRow(

@@ -99,7 +99,7 @@ class Upstream:
         self._suspected: dict[str, int] = {}  # until when, by address
         self._answered: OrderedDict[str, int] = OrderedDict()  # when they did last
         path = options.http_client_token_file
-        self._token = TokenFile(path, env) if path else None
+        self._token = TokenFile(path, env, "--http-client-token-file") if path else None
         self._context()  # files that cannot be used stop a start
 
     async def close(self) -> None:

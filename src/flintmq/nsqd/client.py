@@ -20,13 +20,13 @@ from flintmq.broker.ext_filter import ExtFilter
 from flintmq.broker.shared_subscription import ChannelParts, SharedSubscription
 from flintmq.broker.subscription import Subscription
 from flintmq.broker.topic import Topic
+from flintmq.clock import Clock
 from flintmq.net.descriptors import descriptor_limit, is_scarce
 from flintmq.net.isolation import for_each
+from flintmq.net.problems import Problems
 from flintmq.net.tls_engine import TlsSession
 from flintmq.nsqd.auth import ClientAuth
 from flintmq.wire.identify import Negotiated, ReceivedRequest
-
-log = logging.getLogger(__name__)
 
 _UNIDENTIFIED = ReceivedRequest()
 
@@ -126,10 +126,12 @@ class Clients:
 
     Args:
         count_max: how many may be; 0 for what the limit of open files allows.
+        clock: by which a refusal is told seldom.
     """
 
-    def __init__(self, count_max: int) -> None:
+    def __init__(self, count_max: int, clock: Clock) -> None:
         self._count_max = count_max or descriptor_limit()
+        self._problems = Problems(clock)
         self._clients: dict[Client, None] = {}
         self._is_closed = False
         self._gone: asyncio.Event | None = None
@@ -145,11 +147,12 @@ class Clients:
         if self._is_closed:
             return False
         if is_scarce(transport):
-            limit = descriptor_limit()
-            log.warning("client %s refused: too few of %d files are left (see ulimit -n)", client.peer, limit)
+            text = f"client refused: too few of {descriptor_limit()} files are left (see ulimit -n)"
+            self._problems.tell(text, logging.WARNING, client.peer)
             return False
         if len(self._clients) >= self._count_max:
-            log.warning("client %s refused: %d connections are the limit", client.peer, self._count_max)
+            text = f"client refused: {self._count_max} connections are the limit"
+            self._problems.tell(text, logging.WARNING, client.peer)
             return False
         self._clients[client] = None
         return True

@@ -28,10 +28,15 @@ _NS_PER_NUMBER = 1000
 
 
 class StoredDamage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A report as the database has it."""
+    """A report as the database has it.
+
+    Attributes:
+        is_settled: what is elsewhere comes from there: the same may be damaged once more.
+    """
 
     damage: Damage
     is_acknowledged: bool = False
+    is_settled: bool = False
 
 
 _encode = msgspec.json.Encoder().encode
@@ -42,10 +47,12 @@ def damage_of(found: Corruption) -> Damage | None:
     """Return what a log found, if it is a loss; None for a write that was torn at its end."""
     if found.kind == "torn":
         return None
-    lost = found.end_sequence_lost - found.first_sequence_lost
-    first, end = (found.first_sequence_lost, found.end_sequence_lost) if lost > 0 else (0, 0)
+    first, end = found.first_sequence_lost, found.end_sequence_lost
+    if end <= first:
+        first = end = 0
     reason = f"at byte {found.position}, {found.size} bytes: {found.reason}"
-    return Damage(found.path, reason, first=first, end=end, lost=max(0, lost))
+    elsewhere = end - first if found.is_elsewhere and not is_allowed_for(found) else 0
+    return Damage(found.path, reason, first=first, end=end, lost=end - first - elsewhere, elsewhere=elsewhere)
 
 
 def is_allowed_for(found: Corruption) -> bool:
@@ -93,7 +100,8 @@ class DamageRegister:
     def _keep(self, number: int, at_ns: int, each: StoredDamage) -> None:
         self._number = max(number, self._number)
         self._reports[number] = at_ns, each
-        self._known[_key(each.damage)] = None
+        if not each.is_settled:
+            self._known[_key(each.damage)] = None
 
     def found(self, corruption: Corruption) -> None:
         """Take what a log has found; a torn end, or what was not synced, is only logged.
@@ -136,12 +144,34 @@ class DamageRegister:
                 return True
         return False
 
+    def settled(self, directory: str, is_lost: bool) -> None:
+        """Take note of what becomes of the messages that the copy in a directory is to get from elsewhere.
+
+        Args:
+            is_lost: nobody else has them; else somebody sends them.
+        """
+        changed = []
+        for number, (at_ns, each) in self._reports.items():
+            damage = each.damage
+            if not damage.elsewhere or each.is_settled or damage.path.rpartition("/")[0] != directory:
+                continue
+            if is_lost:
+                now = StoredDamage(msgspec.structs.replace(damage, lost=damage.elsewhere, elsewhere=0))
+                log.error("%s", now.damage)
+            else:
+                now = StoredDamage(damage, each.is_acknowledged, is_settled=True)
+                self._known.pop(_key(damage), None)
+            self._reports[number] = at_ns, now
+            changed.append((number, at_ns, _encode(now)))
+        if changed:
+            self._broker.remember(channel_store.put_damage(changed))
+
     def acknowledge(self) -> None:
         """Somebody knows of all of it; durable once the broker's changes are."""
         changed = []
         for number, (at_ns, each) in self._reports.items():
             if not each.is_acknowledged:
-                known = StoredDamage(each.damage, True)
+                known = StoredDamage(each.damage, True, each.is_settled)
                 self._reports[number] = at_ns, known
                 changed.append((number, at_ns, _encode(known)))
         self.unlisted_count = 0

@@ -67,7 +67,8 @@ class Lookup:
         registrations: Callable[[], Iterable[Registration]],
     ) -> None:
         self._env = env
-        self._token = TokenFile(options.lookupd_http_token_file, env) if options.lookupd_http_token_file else None
+        path = options.lookupd_http_token_file
+        self._token = TokenFile(path, env, "--lookupd-http-token-file") if path else None
         self._me = me
         self._registrations = registrations
         self._connect_timeout_s = options.http_client_connect_timeout_ns / 1e9

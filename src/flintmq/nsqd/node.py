@@ -30,6 +30,7 @@ from flintmq.env import Env
 from flintmq.errors import DiskFull
 from flintmq.limits import EPHEMERAL_DEPTH_MIN
 from flintmq.migrate.metadata_file import MetadataFile
+from flintmq.net.problems import Problems
 from flintmq.nsqd.client import Clients
 from flintmq.nsqd.damage import DamageRegister
 from flintmq.nsqd.drain import Drain
@@ -39,7 +40,6 @@ from flintmq.nsqd.leadership import Leadership
 from flintmq.nsqd.lookup import Lookup, registrations_of
 from flintmq.nsqd.lookup_peer import Registration
 from flintmq.nsqd.options import NsqdOptions
-from flintmq.nsqd.problems import Problems
 from flintmq.nsqd.publishing import Publishing
 from flintmq.nsqd.subscribing import Subscribing
 from flintmq.nsqd.topics import Topics
@@ -80,6 +80,7 @@ class Node:
         self.damage = DamageRegister(env, broker)
         broker.on_damage = self.damage.add
         broker.on_known_damage = self.damage.restore
+        broker.replicas.on_settled = self.damage.settled
         self._metadata_file = MetadataFile(env, files, broker.topics.values)
         self.engine = Engine(
             env,

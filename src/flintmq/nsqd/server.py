@@ -91,7 +91,7 @@ class Nsqd:
         self._env = env
         self._identity = Identity(env, options)
         self._terms = Terms.of(options, env)
-        self.clients = Clients(options.max_connections)
+        self.clients = Clients(options.max_connections, env.clock)
         self.node = Node(env, files, options, self._identity, self.clients)
         self._figures = Figures(self.node, self.clients, self._identity, options)
         self._debug = DebugApi(env, Networks(options.allow_config_from_cidr), self.describe)

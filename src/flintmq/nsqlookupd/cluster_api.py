@@ -369,6 +369,10 @@ class ClusterApi(HttpApi):
         try:
             answer = await HttpClient().ask(question, timeout_s=HAND_ON_TIMEOUT_S)
         except NoAnswer as error:
+            if isinstance(error.error, ConnectionRefusedError):
+                raise HttpError(
+                    503, f"the master of the cluster is away, and nothing was changed: {error}; ask again presently"
+                ) from None
             raise HttpError(
                 503, f"the master of the cluster did not answer, and may have done what was asked: {error}; ask again"
             ) from None

@@ -29,9 +29,10 @@ from flintmq.cluster import orders
 from flintmq.cluster.balance import Loads
 from flintmq.cluster.controller import Controller, Defaults, Refused, Swap, why_no_leader
 from flintmq.cluster.keys import Keys
-from flintmq.cluster.moving import COPIES_AT_ONCE_MAX
+from flintmq.cluster.moving import COPIES_AT_ONCE_MAX, UPGRADING
 from flintmq.cluster.registration import NsqdNode, Registration, RegistrationDatabase
 from flintmq.cluster.state import (
+    LEASE_TTL_S,
     BadState,
     ClusterRecord,
     LookupdRecord,
@@ -62,6 +63,7 @@ from flintmq.env import Env
 from flintmq.errors import FlintError
 from flintmq.net.membership import Candidacy, Membership, Replaced
 from flintmq.net.tasks import kept_up, tell
+from flintmq.options import SECOND
 from flintmq.topic_meta import TopicMeta
 
 CLUSTER_VERSION = 1
@@ -211,6 +213,8 @@ class Coordinator:
         self.elections: deque[Election] = deque(maxlen=ELECTIONS_MAX)
         self._reasons: dict[str, tuple[bytes, str]] = {}  # of what this master writes, by key
         self._cluster_revision = 0  # at which the record of the cluster was there
+        self._began_ns = env.clock.boottime_ns()
+        self._unfollowed_ns = self._began_ns  # since when nothing is told of the store; 0: it is
 
     # --- living
 
@@ -310,12 +314,34 @@ class Coordinator:
                 async with aclosing(follow(self._store, self._keys.all)) as following:
                     async for told in following:
                         has_warned = False
+                        self._unfollowed_ns = 0
                         self._take(told)
             except StoreError as error:
                 if not has_warned:
                     _log.warning("CLUSTER: the store is not followed, lookups are as it was last known: %s", error)
                 has_warned = True
+            finally:
+                self._unfollowed_ns = self._unfollowed_ns or self._env.clock.boottime_ns()
             await asyncio.sleep(AGAIN_S)
+
+    @property
+    def store_away_since_s(self) -> float | None:
+        """Since when the view may be older than the store, in seconds since 1970; None: that has lasted no longer than
+        a lease, or this nsqlookupd takes no part.
+
+        A watch waits for a store that says nothing, and does not tell; so the lease says that the store is there.
+        """
+        now_ns = self._env.clock.boottime_ns()
+        heard_ns = max(self._began_ns, 0 if self._membership is None else self._membership.heard_ns)
+        away_ns = now_ns - min(heard_ns, self._unfollowed_ns or now_ns)
+        if self.problem or away_ns <= LEASE_TTL_S * SECOND:
+            return None
+        return (self._env.clock.wall_ns() - away_ns) / SECOND
+
+    @property
+    def known_master(self) -> LookupdRecord | None:
+        """The nsqlookupd that coordinates; None: none does, or none can be known to, with the store away."""
+        return self.view.master if self.store_away_since_s is None else None
 
     def _take(self, told: Snapshot | Events) -> None:
         changes = self.view.feed(told)
@@ -807,14 +833,15 @@ class Coordinator:
         return {**answer, "topics": rows}
 
     def _status(self) -> dict[str, object]:
-        view, live = self.view, self._live()
+        view, live, master = self.view, self._live(), self.known_master
         return {
             "cluster": self._keys.cluster,
             "cluster_id": self.cluster_id,
             "problem": self.problem,
+            "store_away_since": self.store_away_since_s,
             "revision": view.revision,
             "is_master": self.is_master,
-            "master": None if view.master is None else msgspec.to_builtins(view.master),
+            "master": None if master is None else msgspec.to_builtins(master),
             "lookupds": [msgspec.to_builtins(each) for _, each in sorted(view.lookupds.items())],
             "settings": msgspec.to_builtins(view.settings),
             "drains": [self._drain_row(node) for node in sorted(view.drains)],
@@ -832,13 +859,18 @@ class Coordinator:
 
     def _drain_row(self, node: str) -> dict[str, object]:
         """Return how far it is that a node has nothing any more."""
-        left = len(self.view.held.get(node, ()))
+        held = self.view.held.get(node, {})
+        left = len(held)
+        reason = next(filter(None, map(self._why_stuck, held)), "")
+        if held and self.view.settings.is_upgrading:
+            reason = UPGRADING  # which not only the master knows
         return {
             "node": node,
             "is_removal": self.view.drains[node].is_removal,
             "is_there": node in self.view.nodes,
             "left": left,
             "state": "draining" if left else "drained",
+            "reason": reason,
         }
 
     def _topic_status(self, topic: str) -> dict[str, object]:

@@ -62,10 +62,15 @@ async def collect_cluster(coordinator: Coordinator) -> list[Family]:
         for topic, record in view.topics.items()
         if not record.is_deleting
     )
+    takes_part, is_followed = not coordinator.problem, coordinator.store_away_since_s is None
     gauges = (
         ("cluster_master", "1 while this nsqlookupd is the master of the cluster", coordinator.is_master),
-        ("cluster_has_master", "1 while there is a master, as far as this nsqlookupd knows", view.master is not None),
-        ("cluster_healthy", "1 while this nsqlookupd takes part in the cluster", not coordinator.problem),
+        ("cluster_has_master", "1 while there is a master, as far as this nsqlookupd knows",
+         takes_part and coordinator.known_master is not None),
+        ("cluster_healthy", "1 while this nsqlookupd takes part in the cluster, and the store is there",
+         takes_part and is_followed),
+        ("cluster_store_followed", "0 once the coordination store was away for longer than a lease: all other figures "
+         "of the cluster are as they were then", is_followed),
         ("cluster_lookupds", "nsqlookupds of the cluster that live", len(view.lookupds)),
         ("cluster_nodes", "nsqds of the cluster that live", len(view.nodes)),
         ("cluster_draining_nodes", "nsqds that drain", sum(node.is_draining for node in view.nodes.values())),

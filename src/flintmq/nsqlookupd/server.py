@@ -84,7 +84,8 @@ class Nsqlookupd:
         self.database = RegistrationDatabase(options.inactive_producer_timeout_ns, options.tombstone_lifetime_ns)
         self._env = env
         self._options = options
-        token = TokenFile(options.nsqd_http_token_file, env) if options.nsqd_http_token_file else None
+        path = options.nsqd_http_token_file
+        token = TokenFile(path, env, "--nsqd-http-token-file") if path else None
         admin = TopicAdmin(self.database, env.clock, token)
         self._store = None if files is None else _store(env, files, options.accept_older_store)
         self._cluster = _cluster(env, options, self.database, self._store) if options.cluster_store else None

@@ -20,9 +20,10 @@ from flintmq.cluster.registration import NsqdNode, RegistrationDatabase, TooMany
 from flintmq.errors import RemoteProtocolError
 from flintmq.limits import FIRST_COMMAND_DEADLINE_S, MAGIC_DEADLINE_S
 from flintmq.net.address import format_peer
-from flintmq.net.descriptors import is_scarce
+from flintmq.net.descriptors import descriptor_limit, is_scarce
 from flintmq.net.isolation import for_each
 from flintmq.net.linger import close_lingering
+from flintmq.net.problems import Problems
 from flintmq.net.turns import SLICE_NS, Turns
 from flintmq.wire.lookup import (
     OK_RESPONSE,
@@ -76,6 +77,7 @@ class Sessions:
         self.cluster_id: Callable[[], str] = lambda: ""  # of which a node must be that is of any
         self.turns = Turns(asyncio.get_running_loop(), clock.monotonic_ns)
         self._open: dict[LookupSession, None] = {}
+        self._problems = Problems(clock)
         self._node_ids: dict[str, None] = {}
         self._collision_count = 0
 
@@ -92,6 +94,13 @@ class Sessions:
             return False
         self._open[session] = None
         return True
+
+    def refused(self, peer: str, are_files_few: bool) -> None:
+        """Say that a connection is refused, and why."""
+        why = f"{self.connections_max} connections are the limit"
+        if are_files_few:
+            why = f"too few of {descriptor_limit()} files are left (see ulimit -n)"
+        self._problems.tell(f"client refused: {why}", logging.WARNING, peer)
 
     def discard(self, session: LookupSession, node: NsqdNode | None) -> None:
         """Forget a closed session and drop its node.
@@ -158,8 +167,9 @@ class LookupSession(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._remote_address = format_peer(transport.get_extra_info("peername"))
         self._transport.set_write_buffer_limits(high=OUT_BUFFER_HIGH_BYTES)
-        if is_scarce(transport) or not self._sessions.add(self):
-            _log.warning("CLIENT(%s): refused, %d connections are open", self._remote_address, len(self._sessions))
+        is_few = is_scarce(transport)
+        if is_few or not self._sessions.add(self):
+            self._sessions.refused(self._remote_address, is_few)
             self._is_closing = True
             self._transport.abort()
             return

@@ -19,7 +19,7 @@ from flintmq.storage.files import (
 from flintmq.storage.floors import FloorFile
 from flintmq.storage.identity import DamagedIdentity, node_id
 from flintmq.storage.memory_log import MemoryLog
-from flintmq.storage.partition_log import LogPlace, PartitionLog, SegmentInfo, SyncTicket, run_tickets
+from flintmq.storage.partition_log import CutsCommitted, LogPlace, PartitionLog, SegmentInfo, SyncTicket, run_tickets
 from flintmq.storage.recovery import is_made_empty
 from flintmq.storage.segment import Corruption
 
@@ -28,6 +28,7 @@ __all__ = [
     "ChannelStore",
     "Corruption",
     "Creation",
+    "CutsCommitted",
     "Damage",
     "DamagedIdentity",
     "Database",

@@ -20,6 +20,7 @@ class Damage(msgspec.Struct, frozen=True, omit_defaults=True):
         first, end: the sequences of messages that are lost (the end exclusive); both 0 when that is not known.
         lost: how many messages are lost.
         is_more_possible: whether there may be more than ``lost``.
+        elsewhere: how many messages this copy of a partition had and is to get from another one; they are not lost.
     """
 
     path: str
@@ -31,6 +32,7 @@ class Damage(msgspec.Struct, frozen=True, omit_defaults=True):
     end: int = 0
     lost: int = 0
     is_more_possible: bool = False
+    elsewhere: int = 0
 
     def __str__(self) -> str:
         where = ""
@@ -44,6 +46,8 @@ class Damage(msgspec.Struct, frozen=True, omit_defaults=True):
             text += f"; {'at least ' if self.is_more_possible else ''}{self.lost} messages are lost"
         elif self.is_more_possible:
             text += "; messages may be lost"
+        if self.elsewhere:
+            text += f"; {self.elsewhere} messages are to come from another replica"
         if self.first:
             text += f", sequences {self.first} to {self.end - 1}"
         return text

@@ -77,6 +77,10 @@ _TIMESTAMP = Struct(">Q")
 _TIMESTAMP_POSITION = 8  # in a message frame
 
 
+class CutsCommitted(ValueError):
+    """A log is not cut back: it would lose what is committed."""
+
+
 @dataclass(slots=True, frozen=True)
 class SegmentInfo:
     """A segment, as retention needs to know it.
@@ -1136,7 +1140,8 @@ class PartitionLog:
                 ``committed_sequence``; or ``next_sequence``, which does nothing.
 
         Raises:
-            ValueError: it is below what is committed, or no batch begins there.
+            CutsCommitted: it is below what is committed.
+            ValueError: no batch begins there.
             WriteFailed: a step failed. If it was one behind the first that counts, the log takes no more appends, and
                 the next start leaves it as it was or finishes.
             StorageError: it cannot be read now; nothing has changed.
@@ -1229,7 +1234,7 @@ class PartitionLog:
             False when there is nothing to be cut.
 
         Raises:
-            ValueError, WriteFailed, StorageError: as :meth:`cut_back_to`, which would do nothing.
+            CutsCommitted, ValueError, WriteFailed, StorageError: as :meth:`cut_back_to`, which would do nothing.
         """
         if self.check_cut(sequence) is None:
             return False
@@ -1251,7 +1256,7 @@ class PartitionLog:
         if self.failed is not None:
             raise WriteFailed(self._active.path, self.failed)
         if sequence < self.committed_sequence:
-            raise ValueError(
+            raise CutsCommitted(
                 f"{self.directory}: cannot be cut back to {sequence}: it is committed up to {self.committed_sequence}"
             )
         if sequence == self.next_sequence:

@@ -629,7 +629,8 @@ class Recovery:
 
     def _tell_gap(self, segment: Segment, first: int, end: int, reason: str) -> None:
         durable = max(segment.synced_before, self._durable_end)
-        self.home.report(Corruption(segment.path, segment.size, 0, reason, first, end, "gap", durable))
+        is_replica = self.home.is_replica
+        self.home.report(Corruption(segment.path, segment.size, 0, reason, first, end, "gap", durable, is_replica))
 
     def _continue_at(self, next_sequence_min: int) -> None:
         """Leave a gap when consumers were ahead of what survived, so that no sequence is given to two messages."""
@@ -654,8 +655,7 @@ class Recovery:
 
     def _end_early(self, active: Segment, next_sequence: int) -> None:
         """Let a replica end where it ends: what is missing is another's, too, and comes from there, as it was."""
-        reason = "the log ends before what was durable already; the rest is to come from another replica"
-        self._tell_gap(active, active.end, next_sequence, reason)
+        self._tell_gap(active, active.end, next_sequence, "the log ends before what was durable already")
         if self._saved_sequence > active.end:
             # it knows of messages that may not come again as they were
             try:

@@ -82,6 +82,7 @@ class Corruption:
         kind: ``damage`` (stored bytes changed), ``torn`` (an unfinished write was cut), ``gap`` (sequences without a
             file), ``header`` (a segment header or the meta file was unreadable; no message is affected).
         synced_before: every sequence below it was known to be durable; what is lost below it is a real loss.
+        is_elsewhere: what is gone is to come from another replica.
     """
 
     path: str
@@ -92,14 +93,14 @@ class Corruption:
     end_sequence_lost: int
     kind: str = "damage"
     synced_before: int = 0
+    is_elsewhere: bool = False
 
     def __str__(self) -> str:
         lost = self.end_sequence_lost - self.first_sequence_lost
         text = f"{self.path} at byte {self.position}, {self.size} bytes: {self.reason}"
         if lost:
-            text += (
-                f"; {lost} messages from sequence {self.first_sequence_lost} to {self.end_sequence_lost - 1} skipped"
-            )
+            what = "are to come from another replica" if self.is_elsewhere else "skipped"
+            text += f"; {lost} messages from sequence {self.first_sequence_lost} to {self.end_sequence_lost - 1} {what}"
         return text
 
 
@@ -565,8 +566,11 @@ class Segment:
         words = self.copy_aside(damage.position, size)[1]
         reason = f"{reason}; {words}" if words else reason
         # of a replica nothing is stepped over but what was durable
-        durable = max(self.synced_before, damage.end) if self.home.is_replica else self.synced_before
-        self.home.report(Corruption(self.path, damage.position, size, reason, damage.first, damage.end, kind, durable))
+        is_replica = self.home.is_replica
+        durable = max(self.synced_before, damage.end) if is_replica else self.synced_before
+        self.home.report(
+            Corruption(self.path, damage.position, size, reason, damage.first, damage.end, kind, durable, is_replica)
+        )
         return damage
 
     def copy_aside(self, position: int, size: int, must: bool = False) -> tuple[bool, str]:

@@ -55,7 +55,7 @@ def run(arguments: Sequence[str]) -> int:
     admin = kind(
         given.address or _address_of(kind),
         timeout=given.deadline,
-        token=secret_of("--token", given.token) if given.token else token_of(given.token_file),
+        token=shown_token(given),
         options=ConnectionOptions(tls_ca_file=given.tls_root_ca_file, tls_cert=given.tls_cert, tls_key=given.tls_key),
     )
     positional, named = _arguments(method, vars(given))
@@ -257,6 +257,15 @@ def _start(text: str) -> StartAt:
         return datetime.fromisoformat(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"it must be {_START}") from None
+
+
+def shown_token(given: argparse.Namespace) -> str | None:
+    """Return the bearer token that a command line names, or the environment; None: there is none.
+
+    Raises:
+        OptionError: it cannot be read.
+    """
+    return secret_of("--token", given.token) if given.token else token_of(given.token_file)
 
 
 def token_of(path: str | None) -> str | None:

@@ -27,9 +27,9 @@ from typing import Any
 
 import msgspec
 
-from flintmq.client.admin.health import NOTE, is_whole, troubles
+from flintmq.client.admin.health import NOTE, is_whole, store_away, troubles
 from flintmq.client.admin.question import HttpRefused
-from flintmq.client.admin.results import ClusterNode, ClusterStatus, ClusterTopic, Move
+from flintmq.client.admin.results import ClusterStatus, ClusterTopic, Move
 from flintmq.errors import ConnectionFailed, FlintError, UsageError
 from flintmq.options import nearest
 from flintmq.sync import ConnectionOptions, LookupdAdmin, NsqdAdmin
@@ -39,10 +39,12 @@ from flintmq.tools.secret import secret_of
 from flintmq.tools.shell import start
 from flintmq.tools.shell.arguments import COMMANDS, VARIABLES, Noun, Parser, add_yes, read
 from flintmq.tools.shell.output import confirm
-from flintmq.topic_meta import REPLICATOR_MAX
+from flintmq.topic_meta import REPLICATOR_MAX, usual_min_in_sync
 
 _LOOKUPD = "localhost:4161"
 _POLL_S = 0.5
+_SHOWN_MAX = 8
+"""Partitions that are named one by one."""
 _WINDOW = re.compile(r"([01]\d|2[0-3])-([01]\d|2[0-4])")
 
 
@@ -164,6 +166,11 @@ class Command:
         """Whether nothing is to be changed."""
         return bool(getattr(self.given, "dry_run", False))
 
+    @property
+    def waits(self) -> bool:
+        """Whether it is to return when what it asks for has come to pass."""
+        return not self.is_dry_run and bool(getattr(self.given, "wait", False))
+
     def wait(self, what: str, is_so: Callable[[], str]) -> None:
         """Wait, where that was asked for, until something is so, and say how far it is.
 
@@ -173,9 +180,11 @@ class Command:
         Raises:
             NotWithin: it took too long.
         """
-        if self.is_dry_run or not getattr(self.given, "wait", False):
-            return
-        within_s = self.given.within.total_seconds()
+        if self.waits:
+            self.until(what, is_so, self.given.within.total_seconds())
+
+    def until(self, what: str, is_so: Callable[[], str], within_s: float) -> None:
+        """Wait in any case, as :meth:`wait`."""
         deadline = time.monotonic() + within_s
         while missing := is_so():
             self._progress(missing)
@@ -201,16 +210,35 @@ class Command:
 
     # --- what is waited for
 
-    def topic_missing(self, topic: str) -> str:
-        """Tell what a topic lacks; empty: nothing."""
+    def unsure(self, status: ClusterStatus) -> str:
+        """Tell why something may be in the cluster that is not in a status of it; empty: it is not."""
+        is_partly_read = any("/partition/" in each.get("key", "") for each in status.unreadable)
+        why = status.problem or store_away(status) or ("" if status.master else "no nsqlookupd is the master")
+        why = why or ("keys of the store cannot be read, see flintmq cluster status" if is_partly_read else "")
+        return f"{self.admin.address} does not know all of the cluster: {why}" if why else ""
+
+    def topic_missing(self, topic: str, copies: int | None = None) -> str:
+        """Tell what a topic lacks, or has too much; empty: nothing.
+
+        Args:
+            copies: that were asked for; None: as many as it is to have.
+        """
         status = self.status(topic)
         found = [each for each in troubles(status) if each.subject == f"topic {topic}" and each.level != NOTE]
         moving = [each for each in self.moves() if each.topic == topic]
+        if unsure := self.unsure(status):
+            return unsure
         if moving:
             return f"topic {topic}: {tables.moves_line(moving)}"
-        if not _topic(status, topic):
+        row = _topic(status, topic)
+        if row is None:
             return f"topic {topic} is not known yet"
-        return f"topic {topic}, {found[0].text}" if found else ""
+        if copies not in (None, row.replicator):  # the master may have been told through another nsqlookupd
+            return f"topic {topic} is to have {row.replicator} copies still, as far as {self.admin.address} knows"
+        if found:
+            return f"topic {topic}, {found[0].text}"
+        extra = next((each for each in row.partitions if len(each.replicas) > row.replicator or each.leaving), None)
+        return f"topic {topic}, partition {extra.partition}: copies are to go" if extra is not None else ""
 
 
 def _print_json(value: Any) -> None:
@@ -264,7 +292,7 @@ def _cluster_status(command: Command) -> int:
 def _cluster_moves(command: Command) -> int:
     def missing() -> str:
         moves = command.admin.cluster_moves()
-        return tables.moves_line(moves) if moves else ""
+        return tables.moves_line(moves) if moves else command.unsure(command.status(""))
 
     command.wait("nothing is being moved", missing)
     moves = command.admin.cluster_moves()
@@ -330,7 +358,8 @@ def _topic_delete(command: Command) -> int:
     topic = command.given.topic
 
     def missing() -> str:
-        return f"topic {topic} is being deleted" if _topic(command.status(topic), topic) else ""
+        status = command.status(topic)
+        return f"topic {topic} is being deleted" if _topic(status, topic) else command.unsure(status)
 
     found = _topic(command.status(topic), topic)
     if not command.given.dry_run and found is not None:
@@ -376,19 +405,47 @@ class NoTopic(FlintError):
 
 def _topic_update(command: Command) -> int:
     given = command.given
-    answer = command.admin.change_topic(
-        given.topic,
-        replicas=given.replicas,
-        min_in_sync=given.min_in_sync,
+    named = (given.replicas, given.min_in_sync, given.retention, given.syncdisk, given.auto_channels)
+    if not given.headers and all(each is None for each in named):
+        raise UsageError(
+            "flintmq topic update needs at least one of --replicas, --min-in-sync, --retention, --syncdisk, --headers, "
+            "--auto-channels and --no-auto-channels"
+        )
+    answer = _changed(
+        command,
+        given.replicas,
+        given.min_in_sync,
         retention_days=given.retention,
         syncdisk=given.syncdisk,
         auto_channels=given.auto_channels,
         headers=given.headers,
-        dry_run=given.dry_run,
     )
-    command.wait(f"topic {given.topic} is as it is wanted", lambda: command.topic_missing(given.topic))
-    command.done(answer, f"topic {given.topic} is changed; copies follow in the background")
+    ending = "" if given.wait or given.replicas is None else "; copies follow in the background"
+    command.done(answer, f"topic {given.topic} is changed{ending}")
     return 0
+
+
+def _changed(
+    command: Command, copies: int | None, min_in_sync: int | None = None, **others: Any
+) -> dict[str, Any] | None:
+    """Change a topic, wait for it where that was asked for, and return what it has come to.
+
+    Nobody who publishes is to wait for copies that are made. So where too few are in sync yet for as many to be needed
+    as are usual, that is asked for when there are enough.
+    """
+    topic = command.given.topic
+    before = _topic(command.status(topic), topic) if command.waits and min_in_sync is None else None
+    answer = command.admin.change_topic(
+        topic, replicas=copies, min_in_sync=min_in_sync, **others, dry_run=command.is_dry_run
+    )
+    command.wait(f"topic {topic} is as it is wanted", lambda: command.topic_missing(topic, copies))
+    if before is None or copies is None or copies <= before.replicator:
+        return answer
+    now, least = _topic(command.status(topic), topic), usual_min_in_sync(copies)
+    was_usual = before.min_in_sync == usual_min_in_sync(before.replicator)
+    if now is None or now.min_in_sync >= least or not was_usual:
+        return answer
+    return command.admin.change_topic(topic, min_in_sync=least)
 
 
 def _topic_expand(command: Command) -> int:
@@ -407,13 +464,7 @@ def _topic_expand(command: Command) -> int:
 
 def _topic_move(command: Command) -> int:
     given = command.given
-    status = command.status(given.topic)
-
-    def id_of(name: str) -> str:
-        node = status.find_node(name)
-        return name if node is None else node.node
-
-    source, target = id_of(given.source), id_of(given.target)
+    source, target = _id_of(command, given.source), _id_of(command, given.target)
 
     def missing() -> str:
         topic = _topic(command.status(given.topic), given.topic)
@@ -433,15 +484,21 @@ def _topic_move(command: Command) -> int:
 
 def _topic_replicate(command: Command) -> int:
     given = command.given
+
+    def is_known() -> str:
+        return "" if _topic(command.status(given.topic), given.topic) else f"topic {given.topic} is not known yet"
+
     owners = command.admin.lookup(given.topic).producers
     if len(owners) != 1:
         has = ", ".join(owner.address for owner in owners) or "no nsqd"
         raise UsageError(f"one nsqd has to have topic {given.topic} alone, and {has} has it")
     command.nsqd(f"{owners[0].broadcast_address}:{owners[0].http_port}").replicate_topic(given.topic)
+    answer = None
     if given.replicas:
-        command.admin.change_topic(given.topic, replicas=given.replicas)
+        command.until(f"topic {given.topic} is known", is_known, given.deadline.total_seconds())
+        answer = _changed(command, given.replicas)
     command.wait(f"topic {given.topic} is whole", lambda: command.topic_missing(given.topic))
-    command.done(None, f"topic {given.topic} is one of the cluster")
+    command.done(answer, f"topic {given.topic} is one of the cluster")
     return 0
 
 
@@ -484,26 +541,76 @@ def _node_list(command: Command) -> int:
     return 0
 
 
-def _left(command: Command, node: ClusterNode) -> str:
-    """Tell what a node has still; empty: nothing, or it is gone."""
-    found = next((each for each in command.status("").nodes if each.node == node.node), None)
-    if found is None or not (found.leads or found.holds):
-        return ""
-    moving = [each for each in command.moves() if node.node in each.sources]
-    more = f"; {tables.moves_line(moving)}" if moving else ""
-    return f"node {node.address} leads {found.leads} and holds {found.holds} partitions{more}"
+class NoNode(FlintError):
+    """The cluster has no such node.
+
+    Args:
+        name: it was called so.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+    def __str__(self) -> str:
+        return (
+            f"there is no node {self.name}: name it by its id, or while it is there by the address of its TCP or HTTP "
+            "port; flintmq node list lists all"
+        )
 
 
-def _named(command: Command) -> ClusterNode | None:
-    return command.status("").find_node(command.given.node)
+def _id_of(command: Command, name: str) -> str:
+    """Return the id of a node, which may be away: then it is called by that.
+
+    Raises:
+        NoNode: it is not known which it is, and is to be waited for.
+    """
+    status = command.status("")
+    node = status.find_node(name)
+    if node is not None:
+        return node.node
+    if command.waits and not _held(status, name) and all(each.node != name for each in status.drains):
+        raise NoNode(name)
+    return name
+
+
+def _held(status: ClusterStatus, node: str) -> list[str]:
+    """Name the partitions that a node has a copy of, whether or not it is there."""
+    found = []
+    for topic in status.topics:
+        for each in topic.partitions:
+            if node in (*each.replicas, *each.leaving, *each.in_sync):
+                is_only = each.in_sync == [node]
+                found.append(f"{topic.topic}/{each.partition}{' (no other copy is in sync)' if is_only else ''}")
+    return found
+
+
+def _left(command: Command, node: str) -> str:
+    """Tell what a node has still, which may be away; empty: nothing."""
+    status = command.status("")
+    if unsure := command.unsure(status):
+        return unsure
+    found = next((each for each in status.nodes if each.node == node), None)
+    drain = next((each for each in status.drains if each.node == node), None)
+    held = _held(status, node)
+    if not held:
+        return "" if drain is not None or found is None else f"it is not known that node {found.address} drains"
+    name = f"node {node}, which is away," if found is None else f"node {found.address}"
+    more = f" and {len(held) - _SHOWN_MAX} more" if len(held) > _SHOWN_MAX else ""
+    parts = [f"{name} has {len(held)} partition{'s' * (len(held) != 1)} still: {', '.join(held[:_SHOWN_MAX])}{more}"]
+    moving = [each for each in command.moves() if node in each.sources]
+    if moving:
+        parts.append(tables.moves_line(moving))
+    if drain is not None and drain.reason:
+        parts.append(drain.reason)
+    return "; ".join(parts)
 
 
 def _node_drain(command: Command) -> int:
     given = command.given
-    node = _named(command)
-    name = given.node if node is None else node.node
-    answer = command.admin.drain_node(name, undo=given.undo, dry_run=given.dry_run)
-    if node is not None and not given.undo:
+    node = _id_of(command, given.node)
+    answer = command.admin.drain_node(node, undo=given.undo, dry_run=given.dry_run)
+    if not given.undo:
         command.wait(f"node {given.node} has nothing any more", lambda: _left(command, node))
     command.done(answer, f"node {given.node} {'takes partitions again' if given.undo else 'drains'}")
     return 0
@@ -511,10 +618,9 @@ def _node_drain(command: Command) -> int:
 
 def _node_remove(command: Command) -> int:
     given = command.given
-    node = _named(command)
-    answer = command.admin.remove_node(given.node if node is None else node.node, dry_run=given.dry_run)
-    if node is not None:
-        command.wait(f"node {given.node} has nothing any more", lambda: _left(command, node))
+    node = _id_of(command, given.node)
+    answer = command.admin.remove_node(node, dry_run=given.dry_run)
+    command.wait(f"node {given.node} has nothing any more", lambda: _left(command, node))
     command.done(answer, f"node {given.node} drains, and is forgotten when it has nothing and has ended")
     return 0
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flintmq.client.admin.health import NOTE, troubles
+from flintmq.client.admin.health import NOTE, store_away, troubles
 from flintmq.client.admin.results import ClusterNode, ClusterStatus, ClusterTopic, Drain, Move
 from flintmq.tools.tables import table
 
 _MB = 1_000_000
+_NOT_KNOWN = "not known"
 
 
 def names_of(status: ClusterStatus) -> dict[str, str]:
@@ -22,7 +23,8 @@ def names_of(status: ClusterStatus) -> dict[str, str]:
 
 def status_text(status: ClusterStatus, width: int) -> str:
     """Return all of a cluster at a glance, and what is wrong with it."""
-    master = "none" if status.master is None else f"{status.master.host}:{status.master.http_port}"
+    nobody = _NOT_KNOWN if store_away(status) else "none"
+    master = nobody if status.master is None else f"{status.master.host}:{status.master.http_port}"
     lookupds = ", ".join(f"{each.host}:{each.http_port}" for each in status.lookupds) or "none"
     parts = [
         f"cluster {status.cluster}, id {status.cluster_id or 'not known'}, revision {status.revision}\n"
@@ -51,7 +53,7 @@ def nodes_text(status: ClusterStatus, width: int) -> str:
             node.zone or "-",
             str(node.leads),
             str(node.holds),
-            _state(node, drains.get(node.node)),
+            _NOT_KNOWN if store_away(status) else _state(node, drains.get(node.node)),
         )
         for node in status.nodes
     ]
@@ -89,6 +91,8 @@ def topics_text(status: ClusterStatus, width: int) -> str:
         state = "is being deleted" if topic.is_deleting else "whole" if in_sync >= wanted else "copies lack"
         if led < len(topic.partitions) and not topic.is_deleting:
             state = f"{len(topic.partitions) - led} without a leader"
+        if store_away(status):
+            state = _NOT_KNOWN
         count = str(len(topic.partitions))
         rows.append((topic.topic, count, str(topic.replicator), str(led), f"{in_sync} of {wanted}", state))
     titles = ("TOPIC", "PARTITIONS", "COPIES", "LED", "IN SYNC", "STATE")
@@ -118,7 +122,7 @@ def topic_text(topic: ClusterTopic, status: ClusterStatus, width: int) -> str:
         f"{name}={value}" for name, value in topic.meta.items() if name not in ("partition_num", "replica")
     )
     titles = ("PARTITION", "EPOCH", "LEADER", "IN SYNC", "LACKING", "STATE")
-    return "\n\n".join(["\n".join(filter(None, [head, meta])), table(titles, rows, width)])
+    return "\n\n".join(["\n".join(filter(None, [head, meta, store_away(status)])), table(titles, rows, width)])
 
 
 def moves_text(moves: Sequence[Move], names: Mapping[str, str], width: int) -> str:

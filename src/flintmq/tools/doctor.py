@@ -5,11 +5,14 @@ Rules of this file:
 - It only looks: nothing is published, created or subscribed.
 - A finding says what was seen and, unless all is well, what to do. One part that does not answer hides no other.
 - Every question has a deadline (``--timeout``); nsqd are asked at the same time, at most 32 at once.
+- The token is shown to the nsqlookupds that are named, and to the nsqd that they list; but not in clear to an nsqd that
+  was found over HTTPS alone.
 - Exit code 0: it works, perhaps with warnings. 1: somebody will fail.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import importlib.metadata
 import json
@@ -25,7 +28,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from flintmq.client.admin.health import troubles
+from flintmq.client.admin.health import store_away, troubles
 from flintmq.client.admin.results import ClusterStatus
 from flintmq.client.aio.connection import Connection
 from flintmq.client.core.http import ANSWER_SIZE_MAX, no_answer
@@ -33,7 +36,7 @@ from flintmq.client.core.topology import Node, parse_nodes
 from flintmq.client.options import ConnectionOptions, http_addresses, join_address, system_env, tcp_addresses
 from flintmq.client.security import TlsRefused
 from flintmq.env import Env
-from flintmq.errors import UNREADABLE_JSON, DiscoveryError, FlintError, NsqdError
+from flintmq.errors import UNREADABLE_JSON, DiscoveryError, FlintError, NsqdError, UsageError
 from flintmq.net.http_client import HttpClient
 from flintmq.net.http_exchange import NoAnswer, Request
 from flintmq.net.loop import loop_factory
@@ -50,6 +53,8 @@ from flintmq.options import (
     read_command,
     version_line,
 )
+from flintmq.tools.admin import fill_in, shown_token
+from flintmq.tools.shell.arguments import VARIABLES
 from flintmq.version import __version__
 from flintmq.wire.client import MessageFailed, Messages
 
@@ -63,6 +68,11 @@ _WHAT, _SECURITY, _HOW = "What to look at", "Security", "How"
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
 _STATUS = msgspec.json.Decoder(ClusterStatus)
 _SECURED = "clients need the same; here: --tls, --tls-root-ca-file, --tls-cert, --tls-key, --auth-secret"
+_REFUSALS = {
+    401: ("its HTTP API does not know the token", "is it in its --http-auth-tokens-file, and not an old one?"),
+    403: ("its HTTP API does not let this token read", "give it the permission read, for all topics"),
+    429: ("its HTTP API looks at no token from here: too many were unknown", "wait for a minute; who shows old ones?"),
+}
 _ACCELERATORS = (
     ("uvloop", "a faster event loop", "pip install 'flintmq[fast]'"),
     ("cramjam", "snappy", "pip install flintmq (it is a dependency)"),
@@ -108,8 +118,27 @@ class DoctorOptions(Options):
     auth_secret: str = option(
         Text("SECRET"), "", "for nsqd that want AUTH; better in FLINTMQ_DOCTOR_AUTH_SECRET", group=_SECURITY
     )
+    token: str = option(
+        Text("REF"),
+        "",
+        f"bearer token for HTTP: env:NAME or file:/path; or set {VARIABLES['token']}",
+        group=_SECURITY,
+        default_text="none",
+    )
+    token_file: str = option(
+        Text("FILE"), "", "with a bearer token for HTTP, in place of --token", group=_SECURITY, default_text="none"
+    )
     timeout_ns: int = option(Duration(MILLISECOND), 3 * SECOND, "how long anybody may take to answer", group=_HOW)
     json: bool = option(Switch(), False, "print the findings as JSON, one a line", group=_HOW)
+
+    def check_together(self) -> None:
+        """Check what excludes each other.
+
+        Raises:
+            UsageError: both of such are given.
+        """
+        if self.token and self.token_file:
+            raise UsageError("--token and --token-file name two tokens: give one of them")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +194,23 @@ class Doctor:
             self._lookups = http_addresses(_LOOKUPD_HERE, "--lookupd-http-address")
             self._nsqd = tcp_addresses(_NSQD_HERE, "--nsqd-tcp-address")
         self._timeout_s = options.timeout_ns / SECOND
+        given = argparse.Namespace(
+            token=options.token or None,
+            token_file=options.token_file or None,
+            tls_root_ca_file=options.tls_root_ca_file or None,
+            tls_cert=options.tls_cert or None,
+            tls_key=options.tls_key or None,
+        )
+        fill_in(given)
         self._connection_options = ConnectionOptions(
             connect_timeout=self._timeout_s,
             tls=options.tls,
-            tls_ca_file=options.tls_root_ca_file or None,
-            tls_cert=options.tls_cert or None,
-            tls_key=options.tls_key or None,
+            tls_ca_file=given.tls_root_ca_file,
+            tls_cert=given.tls_cert,
+            tls_key=given.tls_key,
             tls_verify=not options.tls_insecure_skip_verify,
             auth_secret=options.auth_secret or None,
+            lookup_token=shown_token(given),
         )
         self._turns = asyncio.Semaphore(CONCURRENT_MAX)
         self._client = HttpClient(idle_max=CONCURRENT_MAX)
@@ -219,6 +257,8 @@ class Doctor:
             advice = "is it running there, and is this its HTTP port (4161), not the TCP port (4160)?"
             return [Finding(PROBLEM, subject, f"cannot be asked: {error}", advice)], None
         findings = [_answered(subject, info)]
+        if refused := self._refused(listed):
+            return [*findings, Finding(PROBLEM, subject, *refused)], None
         if listed.status != 200:
             text = f"/nodes is answered with status {listed.status}"
             return [*findings, Finding(PROBLEM, subject, text, "is this a nsqlookupd?")], None
@@ -235,11 +275,11 @@ class Doctor:
         """Look at the state of the cluster, where there is one: as the first nsqlookupd has it that takes part."""
         findings: list[Finding] = []
         named: dict[str, list[str]] = {}
-        best: ClusterStatus | None = None
+        known: dict[str, ClusterStatus] = {}
         without: list[str] = []
         for address in lookups:
             answer = await self._try_get(f"{address}/cluster/status")
-            if answer is None or answer.status in (401, 403):
+            if answer is None or self._refused(answer):
                 findings.append(Finding(NOTE, f"nsqlookupd {address}", "its cluster cannot be asked for"))
                 continue
             if answer.status != 200:
@@ -252,16 +292,20 @@ class Doctor:
                 findings.append(Finding(PROBLEM, f"nsqlookupd {address}", text, "run releases that fit together"))
                 continue
             named.setdefault(status.cluster_id, []).append(address)
-            if best is None or (best.problem and not status.problem):
-                best = status
-        if best is None:
+            known[address] = status
+        if not known:
             return findings
+        best = min(known.values(), key=lambda status: (bool(status.problem), bool(store_away(status))))
         if len(named) > 1:
             text = f"nsqlookupds are of different clusters: {'; '.join(map(', '.join, named.values()))}"
             findings.append(Finding(PROBLEM, "clusters", text, "give all the same --cluster-store and --cluster"))
         for address in without:
             text = "it is in no cluster, and others are: who asks it does not find leaders"
             findings.append(Finding(WARNING, f"nsqlookupd {address}", text, "give it --cluster-store as the others"))
+        for address, status in known.items():
+            if (away := store_away(status)) and not store_away(best):
+                advice = "others have it: can the store be reached from there? its log says more"
+                findings.append(Finding(WARNING, f"nsqlookupd {address}", away, advice))
         found = troubles(best)
         if all(each.level == NOTE for each in found):
             count = sum(len(topic.partitions) for topic in best.topics)
@@ -276,7 +320,8 @@ class Doctor:
         async with self._turns:
             seen.findings += await self._tcp(seen.node)
             if seen.node.http_port:
-                seen.findings += await self._http(seen.node)
+                is_found_in_clear = any(not address.startswith("https:") for address in seen.listed_by)
+                seen.findings += await self._http(seen.node, is_found_in_clear)
         missing = [address for address in lookups if address not in seen.listed_by]
         if missing:
             level = WARNING if seen.listed_by else PROBLEM
@@ -322,12 +367,12 @@ class Doctor:
             return False
         return isinstance(error, NsqdError) and "TLS required" in str(error)
 
-    async def _http(self, node: Node) -> list[Finding]:
+    async def _http(self, node: Node, shows_token: bool) -> list[Finding]:
         subject = _name(node)
         base = f"http://{join_address(node.broadcast_address, node.http_port)}"
         try:
-            ping = await self._get(f"{base}/ping")
-            stats = await self._get(f"{base}/stats?format=json&include_clients=false&include_mem=false")
+            ping = await self._get(f"{base}/ping", shows_token)
+            stats = await self._get(f"{base}/stats?format=json&include_clients=false&include_mem=false", shows_token)
         except OSError as error:
             advice = "nsqadmin and monitoring need it; check --http-address, --broadcast-http-port and the firewall"
             return [Finding(WARNING, subject, f"its HTTP port cannot be asked: {error}", advice)]
@@ -338,6 +383,11 @@ class Doctor:
             reason = ping.body[:200].decode(errors="replace")
             advice = "its disk refuses writes, so publishing fails: look at free space and the kernel's log"
             findings.append(Finding(PROBLEM, subject, f"is not well: {reason}", advice))
+        if stats.status == 401 and not shows_token and self._connection_options.lookup_token is not None:
+            text = "its HTTP API asks for a token, which is not shown to it in clear: nsqlookupd is asked over HTTPS"
+            return [*findings, Finding(NOTE, subject, text)]
+        if refused := self._refused(stats):
+            return [*findings, Finding(WARNING, subject, *refused)]
         return findings + _stats_findings(subject, stats)
 
     # -- topic ---------------------------------------------------------------------------------------------------------
@@ -368,7 +418,13 @@ class Doctor:
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
-    async def _get(self, url: str) -> Answer:
+    def _refused(self, answer: Answer) -> tuple[str, str] | None:
+        """Return what it means that a daemon does not let us ask, and what to do; None: it does."""
+        if answer.status == 401 and self._connection_options.lookup_token is None:
+            return "its HTTP API asks for a token", f"--token=REF, --token-file=FILE or {VARIABLES['token']}"
+        return _REFUSALS.get(answer.status)
+
+    async def _get(self, url: str, shows_token: bool = True) -> Answer:
         """Ask.
 
         Raises:
@@ -377,6 +433,8 @@ class Doctor:
         loop = asyncio.get_running_loop()
         options = self._connection_options
         headers = {**options.lookup_headers(), "User-Agent": f"flintmq-doctor/{__version__}"}
+        if not shows_token:
+            headers.pop("Authorization", None)
         begun = loop.time()
         try:
             request = Request.to("GET", url, headers)

@@ -304,7 +304,7 @@ def test_what_was_synced_here_and_is_missing_is_told_and_comes_again(world, caps
         world.disk.cut(index, 0)
     capsys.readouterr()
     world.die(power_loss=True)
-    assert "is to come from another replica" in capsys.readouterr().out
+    assert "are to come from another replica" in capsys.readouterr().out
     assert world.log.next_sequence == 3, "its end is lower, and there is no gap behind it"
     for first in sorted(leader.stored)[1:]:
         world.broker.followed_replicas.append(world.replica, leader.stored[first])
@@ -357,7 +357,9 @@ def test_what_is_damaged_is_known_until_it_has_come_again(number, world, capsys)
         with pytest.raises(StorageError, match="another replica has them"):
             world.log.fetch_stored(first, 1)
         assert world.log.read(sorted(leader.stored)[-1]) is not None
-    assert "skipped" in capsys.readouterr().out
+    assert "are to come from another replica" in capsys.readouterr().out
+    settled: list[bool] = []
+    world.replica.on_settled = settled.append
     world.done.clear()
     if number:
         world.broker.followed_replicas.cut_back(world.replica, first, world.done.append)
@@ -365,6 +367,7 @@ def test_what_is_damaged_is_known_until_it_has_come_again(number, world, capsys)
         world.broker.followed_replicas.start_over(world.replica, first, 0, world.done.append)
     world.settle()
     assert world.done == [None] and not world.replica.is_damaged and world.log.next_sequence == first
+    assert settled == [False]
     world.die(power_loss=True)
     assert not world.replica.is_damaged
     for each in sorted(leader.stored)[number:]:
@@ -377,13 +380,16 @@ def test_damage_that_is_found_when_it_is_read_is_told_at_once(world):
     world.sync()
     told: list[Replica] = []
     world.broker.replicas.on_damaged = told.append
+    settled: list[bool] = []
+    world.replica.on_settled = settled.append
     first = sorted(leader.stored)[2]
     world.log._forget_all()
     damage(world, first)
     with pytest.raises(StorageError, match="another replica has them"):
         world.log.read(first)
-    assert told == [world.replica] and world.replica.lost_from == first
+    assert told == [world.replica] and world.replica.lost_from == first and not settled
     world.replica.accept_damage()
+    assert settled == [True]
     batch = world.log.read(first)
     assert batch is not None and batch.first == sorted(leader.stored)[3], "nobody else has it: it is skipped"
 
@@ -888,7 +894,7 @@ def test_a_crash_at_every_operation_leaves_it_as_it_was_or_as_it_is_to_be(
         assert found in (before, after) or is_partly_appended or is_on_the_way(action, found, before, after)
         if world.done and all(error is None for error in world.done):
             assert found == after, "nothing that was promised is lost"
-        assert not world.told and "skipped" not in capsys.readouterr().out, "nothing is called lost"
+        assert not world.told and "messages from sequence" not in capsys.readouterr().out, "nothing is called lost"
         seen += found == after
         world.die(power_loss=True)
         world.settle()

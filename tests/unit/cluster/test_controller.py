@@ -8,6 +8,7 @@ from tests.unit.cluster.models import KEYS, Master, World, member, node, state
 
 from flintmq.cluster import orders
 from flintmq.cluster.controller import LOOKS_MAX, Defaults, Refused, why_no_leader
+from flintmq.cluster.moving import UPGRADING
 from flintmq.cluster.orders import alter
 from flintmq.cluster.power import told
 from flintmq.cluster.state import Ending, LookupdRecord, PartitionState, TopicRecord, WantedTopic, encode
@@ -652,6 +653,101 @@ def test_a_topic_is_changed():
         alter(master.controller, "u", meta)
     with pytest.raises(Refused, match="no topic u"):
         master.controller.deletion("u")
+
+
+def _with_copies(world: World, copies: int, least: int, *in_sync: str, partition_num: int = 0) -> Master:
+    """Topic t, with as many partitions as there are in-sync sets."""
+    meta = TopicMeta(partition_num=partition_num or len(in_sync), replica=copies)
+    world.nodes("abc")
+    world.put(KEYS.topic("t"), TopicRecord(7, meta, meta.partition_num, least))
+    for number, names in enumerate(in_sync):
+        world.partition("t", number, state("a", names))
+    return Master(world)
+
+
+def _with_more(master: Master, copies: int) -> orders.Plan:
+    meta = msgspec.structs.replace(master.view.topics["t"].meta, replica=copies)
+    plan = alter(master.controller, "t", meta)
+    if plan.swap is not None:
+        master.world.swap(plan.swap)
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("copies", "least", "in_sync", "wanted", "then"),
+    [
+        (2, 1, ("ab", "ab"), 3, 2),
+        (1, 1, ("ab",), 3, 2),
+        (1, 1, ("a",), 3, 1),
+        (2, 1, ("ab", "a"), 3, 1),
+        (1, 1, ("ab",), 2, 1),
+        (3, 1, ("abc",), 4, 1),  # an operator has said so
+        (3, 2, ("abc",), 2, 2),
+    ],
+)
+def test_with_more_copies_more_have_to_be_in_sync_if_they_are(copies, least, in_sync, wanted, then):
+    world = World()
+    master = _with_copies(world, copies, least, *in_sync)
+    world.node(node("d"))
+    master.follow()
+    notes = "".join(_with_more(master, wanted).notes)
+    assert world.record("t").min_in_sync == then  # type: ignore[union-attr]
+    assert ("what a leader alone acknowledges is one copy" in notes) is (then == 1)
+    assert ("flintmq topic update t --min-in-sync=2" in notes) is (then == 1 and wanted > 2)
+
+
+def test_who_publishes_waits_neither_for_partitions_that_are_yet_to_be_brought_nor_for_the_dead():
+    world = World()
+    assert _with_more(_with_copies(world, 2, 1, "ab", partition_num=2), 3).notes
+    assert world.record("t").min_in_sync == 1  # type: ignore[union-attr]
+    world = World()
+    master = _with_copies(world, 2, 1, "ab")
+    master.controller.suspect("b", "b1")
+    assert _with_more(master, 3).notes
+    assert world.record("t").min_in_sync == 1  # type: ignore[union-attr]
+
+
+def test_what_is_usual_is_said_again_to_who_asks_again():
+    world = World()
+    master = _with_copies(world, 1, 1, "a")
+    assert _with_more(master, 3).swap is not None
+    master.settle()
+    again = _with_more(master, 3)
+    assert again.swap is None and "--min-in-sync=2" in again.notes[0]
+
+
+# -- drains ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("allow_same_host", "advice"), [(False, "on other machines"), (True, "start more")])
+def test_a_node_whose_copies_have_no_place_is_not_drained(allow_same_host, advice):
+    world = World()
+    for name in "abc":
+        world.node(node(name, host_id="one machine"))
+    world.topic("t", replica=3)
+    world.partition("t", 0, state("a", "abc"))
+    master = Master(world, allow_same_host=allow_same_host)
+    with pytest.raises(Refused, match=f"node a has a copy .* that can go nowhere: .* {advice}, or ask for fewer"):
+        orders.drain(master.controller, "a")
+
+
+def test_a_copy_that_stays_while_the_cluster_is_upgraded_says_so():
+    world = World()
+    world.nodes("abcd")
+    world.topic("t", replica=3)
+    world.partition("t", 0, state("a", "abc"))
+    master = Master(world)
+    for plan in (orders.settle(master.controller, {"is_upgrading": True}), orders.drain(master.controller, "b")):
+        assert plan.swap is not None
+        world.swap(plan.swap)
+    assert master.settle() == []
+    stuck = master.controller.moving.stuck
+    assert stuck == {("t", 0): UPGRADING}
+    done = orders.settle(master.controller, {"is_upgrading": False})
+    assert done.swap is not None
+    world.swap(done.swap)
+    assert "node b is drained" in "".join(master.settle())
+    assert stuck == {}
 
 
 # -- who is master -----------------------------------------------------------------------------------------------------

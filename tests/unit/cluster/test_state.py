@@ -22,8 +22,8 @@ from flintmq.cluster.state import (
 from flintmq.topic_meta import TopicMeta
 
 
-def node(name, incarnation="1", boot_id="boot", syncs=False, is_draining=False):
-    return NodeRecord(name, incarnation, boot_id, syncs, "host", 4150, 4151, 4152, is_draining=is_draining)
+def node(name, incarnation="1", boot_id="boot", syncs=False, **fields):
+    return NodeRecord(name, incarnation, boot_id, syncs, "host", 4150, 4151, 4152, **fields)
 
 
 def state_of(*names, leader="", replicas=(), leaving=(), syncs=False):
@@ -96,6 +96,19 @@ def test_candidates_are_in_sync_alive_and_whole():
     assert candidates(state, live(node("b", boot_id="later"))) is NoLeader.POWER_LOST
     synced = state_of("a", "b", syncs=True)
     assert names(candidates(synced, live(node("b", boot_id="later")))) == ["b"]
+
+
+def test_a_process_with_an_older_data_directory_is_whole_where_it_joined_itself():
+    older = node("b", "2", boot_id="older/2", is_older=True)
+    synced = state_of("a", "b", syncs=True)
+    assert candidates(synced, live(older)) is NoLeader.POWER_LOST
+    assert names(candidates(synced, live(node("a"), older))) == ["a"]
+    again = joined(synced, Member("b", "older/2", True))
+    assert names(candidates(again, live(older))) == ["b"]
+    assert names(candidates(again, live(node("b", boot_id="later")))) == ["b"], "the next process has what it had"
+    assert candidates(again, live(node("b", "3", boot_id="older/3", is_older=True))) is NoLeader.POWER_LOST, (
+        "unless it is an older one again"
+    )
 
 
 def test_a_candidate_that_stays_goes_before_one_that_goes():

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from flintmq.nsqd.client import Client, Clients
+from flintmq.testing import ManualClock
 
 
 class Transport(asyncio.BaseTransport):
@@ -63,10 +64,12 @@ def admitted(clients: Clients, count: int, kind: type[Quiet] = Quiet) -> list[Qu
 
 
 def test_no_more_than_are_allowed(caplog: pytest.LogCaptureFixture):
-    clients = Clients(2)
+    clients = Clients(2, ManualClock())
     first, second = admitted(clients, 3)
     assert list(clients) == [first, second] and len(clients) == 2
     assert "2 connections are the limit" in caplog.text
+    assert len(admitted(clients, 50)) == 0
+    assert len(caplog.messages) == 1, "who comes again and again does not fill the log"
     clients.forget(first)
     assert len(admitted(clients, 2)) == 1
     clients.forget(first)  # once more, as a connection that was refused does
@@ -74,7 +77,7 @@ def test_no_more_than_are_allowed(caplog: pytest.LogCaptureFixture):
 
 
 def test_none_once_it_is_closed():
-    clients = Clients(2)
+    clients = Clients(2, ManualClock())
     (first,) = admitted(clients, 1)
     clients.close()
     assert admitted(clients, 1) == []
@@ -83,7 +86,7 @@ def test_none_once_it_is_closed():
 
 
 async def test_one_that_fails_does_not_keep_the_others_from_their_end(caplog: pytest.LogCaptureFixture):
-    clients = Clients(3)
+    clients = Clients(3, ManualClock())
     (failing,) = admitted(clients, 1, Failing)
     (other,) = admitted(clients, 1)
     clients.drain()
@@ -95,7 +98,7 @@ async def test_one_that_fails_does_not_keep_the_others_from_their_end(caplog: py
 
 
 async def test_who_goes_by_itself_is_not_aborted():
-    clients = Clients(1)
+    clients = Clients(1, ManualClock())
     (client,) = admitted(clients, 1)
     waiting = asyncio.create_task(clients.abort(600))
     await asyncio.sleep(0)
@@ -105,5 +108,5 @@ async def test_who_goes_by_itself_is_not_aborted():
 
 
 def test_before_identify_a_client_has_said_nothing():
-    client = Quiet(Clients(1))
+    client = Quiet(Clients(1, ManualClock()))
     assert (client.request.client_id, client.request.extend_support) == ("", False)

@@ -7,6 +7,8 @@
 
     {"count": 1, "lost": 200, "is_more_possible": false, "reports": [{"at": 1795175768, "path": "topics/t-x/p-0000",
      "reason": "...", "topic": "x", "partition": 0, "first": 401, "end": 601, "lost": 200}]}
+
+What a copy of a cluster gets from another one is ``"elsewhere": 200`` in place of ``lost``.
 """
 
 from __future__ import annotations

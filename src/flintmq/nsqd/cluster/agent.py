@@ -57,6 +57,7 @@ from flintmq.nsqd.cluster.admission import Admission
 from flintmq.nsqd.cluster.alone import Alone
 from flintmq.nsqd.cluster.bringing import Bringing
 from flintmq.nsqd.cluster.damaged import Damaged
+from flintmq.nsqd.cluster.disk_mark import MARK_S, DiskMark
 from flintmq.nsqd.cluster.due import Due
 from flintmq.nsqd.cluster.endings import Endings
 from flintmq.nsqd.cluster.followings import Followings
@@ -75,6 +76,7 @@ from flintmq.nsqd.cluster.shown import Shown
 from flintmq.nsqd.cluster.swaps import Swaps
 from flintmq.nsqd.cluster.table import Table
 from flintmq.nsqd.engine import Engine
+from flintmq.storage import Files
 from flintmq.topic_meta import TopicMeta
 from flintmq.wire.peer import Identity
 
@@ -100,7 +102,7 @@ class Agent:
 
     Args:
         node_id: identity of the data directory.
-        boot_id: of the machine's start.
+        files: of the data directory.
         secret: that all nodes share.
         tls: between nodes; None: it is plain.
         on_ready: called with a topic and the partitions of it that can be read here from now on; None: some of it
@@ -127,7 +129,7 @@ class Agent:
         store: Store,
         keys: Keys,
         node_id: str,
-        boot_id: str,
+        files: Files,
         secret: bytes,
         clients: Clients,
         on_ready: OnReady,
@@ -149,7 +151,8 @@ class Agent:
         self._replicas = broker.replicas
         self._store = store
         self._keys = keys
-        self._boot_id = boot_id
+        self._boot_id = files.boot_id()
+        self._mark = DiskMark(env, files, store, keys, view, node_id, self.incarnation)
         self._clients = clients
         self._change_meta = change_meta
         self._syncs = engine.durability.waits_for_syncs
@@ -209,6 +212,7 @@ class Agent:
         Raises:
             ListenFailed: it cannot be listened for them.
         """
+        await self._mark.load()
         _, port = await self._peers.listen(address)
         self._record = msgspec.structs.replace(
             record, node=self.node_id, incarnation=self.incarnation, boot_id=self._boot_id, peer_port=port,
@@ -232,8 +236,36 @@ class Agent:
     async def _join(self) -> None:
         await self._has_cluster.wait()
         await self._damaged.renounce_all()
+        await self._count()
         self._lease.begin(self._own_record())
+        self._tasks.begin(kept_up(self._keep_counting, "counting", pause_s=MARK_S), "counting")
         self._tasks.begin(self.alone.bring_all(), "giving topics to the cluster")
+
+    async def _keep_counting(self) -> None:
+        while True:
+            await asyncio.sleep(MARK_S)
+            await self._count()
+
+    async def _count(self) -> None:
+        if not self._own_record().is_older or not self._is_trusted():
+            await self._mark.advance()
+
+    def _is_trusted(self) -> bool:
+        """Whether an in-sync set counts on what this node had before its data directory was an older one, so that the
+        next process has to find that out as well.
+        """
+        own = self._own_record().member
+        sets = (self.view.partitions[partition].in_sync for partition in self.view.held.get(self.node_id, ()))
+        return any(member.node == self.node_id and member != own for members in sets for member in members)
+
+    def _found_older(self) -> None:
+        self._boot_id = f"older/{self.incarnation}"
+        self._record = msgspec.structs.replace(self._own_record(), boot_id=self._boot_id, is_older=True)
+        log.error(
+            "CLUSTER: the data directory is older than what this node last told the coordination store: a snapshot "
+            "that was put back, or a disk that lost what it had synced. Of what it had in sync others lead, or who has "
+            "most when all are back"
+        )
 
     def serve_others(self, new_session: Callable[[int], asyncio.Protocol]) -> None:
         """Take what other nodes hand on.
@@ -372,7 +404,9 @@ class Agent:
             await asyncio.sleep(AGAIN_S)
 
     def _take(self, changes: Iterable[Change], is_whole: bool) -> None:
-        if self.view.cluster is not None:
+        if self.view.cluster is not None and not self._has_cluster.is_set():
+            if self._mark.is_older:  # before another node hears of this process
+                self._found_older()
             self._has_cluster.set()
         for change in changes:
             match change:

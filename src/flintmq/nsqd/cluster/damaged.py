@@ -157,6 +157,19 @@ class Damaged:
                 return True
         return False
 
+    def is_left_behind(self, copy: Copy) -> bool:
+        """Whether a copy that has more than its leader, some of it committed, may be set aside, to be fetched anew: a
+        leader was elected that lacked that, and this node is in sync no longer.
+        """
+        state, replica = self._view.partitions.get(copy.partition), copy.replica
+        if state is None or not state.leader or self._node_id in state.in_sync_nodes:
+            return False
+        if replica is None or replica.work or copy.led is not None:
+            return False
+        what = "CLUSTER: %s/%d: node %s leads without messages that are committed here, up to %d at most"
+        log.error(what, *copy.partition, state.leader, replica.log.committed_sequence - 1)
+        return True
+
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def tick_disk(self, syncing: object | None) -> None:

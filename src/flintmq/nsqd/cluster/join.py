@@ -66,7 +66,7 @@ async def new_agent(
         store,
         keys,
         identity,
-        files.boot_id(),
+        files,
         secret,
         clients,
         on_ready,

@@ -28,6 +28,7 @@ from flintmq.nsqd.cluster.followings import Followings
 from flintmq.nsqd.cluster.leaders import Leaders
 from flintmq.nsqd.cluster.roles import Here, Role, role_of
 from flintmq.nsqd.cluster.table import Copy, Table
+from flintmq.storage import CutsCommitted
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +167,10 @@ class Settling:
                 if self._damaged.may_begin_anew(copy, replica):
                     self._let_go(copy, Role.SET_ASIDE)
             elif following is not None and following.broken is not None and not copy.is_busy:
-                self._followings.mend(copy, following)
+                if isinstance(following.broken, CutsCommitted) and self._damaged.is_left_behind(copy):
+                    self._let_go(copy, Role.SET_ASIDE)
+                else:
+                    self._followings.mend(copy, following)
 
     def _swept(self) -> list[Copy]:
         copies = self._table.copies

@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import msgspec
 import pytest
+from tests.unit.broker.test_replicas import Batches
 from tests.unit.broker.test_replicas import World as BrokerWorld
 from tests.unit.cluster.models import KEYS, World, member, node, state
 
@@ -22,6 +23,9 @@ from flintmq.cluster.store import OutcomeUnknown, Span, StoreUnavailable, Txn
 from flintmq.errors import StorageError
 from flintmq.nsqd.cluster.agent import Agent
 from flintmq.nsqd.cluster.rounds import SLICE_COUNT
+from flintmq.nsqd.cluster.settling import SWEEP_TICKS
+from flintmq.storage import CutsCommitted
+from flintmq.wire.peer import CutTo, Open, Refusal
 
 PARTITION = ("t", 0)
 
@@ -85,8 +89,9 @@ class Case:
         clients: Any = nothing
         self.clock_ns = 10**15
         env: Any = SimpleNamespace(clock=SimpleNamespace(monotonic_ns=lambda: self.clock_ns), random=random.Random(1))
+        files: Any = SimpleNamespace(boot_id=lambda: "boot a")
         self.agent: Any = Agent(
-            env, engine, self.store, KEYS, "a", "boot a", b"", clients, self._became_ready, lambda topic, meta: True
+            env, engine, self.store, KEYS, "a", files, b"", clients, self._became_ready, lambda topic, meta: True
         )
         link = SimpleNamespace(add=lambda leading: None, remove=lambda topic, number: None)
         peers: Any = SimpleNamespace(link=lambda node: link, links=list, nodes_changed=lambda: None)
@@ -206,6 +211,56 @@ def test_who_led_follows_nobody_of_an_epoch_before(case: Case) -> None:
     case.copy.led.leading.ended(8)
     case.settle()
     assert case.copy.led is None and case.copy.following.epoch == 7
+
+
+class Stream:
+    """What another node that leads sends, which hears the answers."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.confirmed_ns = 0
+        self.heard: list[Any] = []
+
+    def send(self, frame: Any) -> None:
+        self.heard.append(frame)
+
+    def refuse(self, refusal: Refusal, epoch: int, reason: str = "") -> None:
+        self.heard.append((refusal, reason))
+
+    def acknowledge(self) -> None: ...
+
+
+@pytest.mark.parametrize("in_sync", ["ab", "b"])
+def test_what_is_committed_here_and_not_at_the_leader_is_kept_aside(case: Case, in_sync: str) -> None:
+    case.settle()
+    case.cluster.node(node("b"))
+    case.cluster.partition("t", 0, state("b", in_sync, "ba", epoch=2))
+    case.hear()
+    case.settle()
+    copy, replica = case.copy, case.copy.replica
+    stream = Stream(1)
+    copy.following.open(stream, Open(1, "t", 0, 7, 9, 2))
+    case.settle()
+    copy.following.cut_to(stream, CutTo(1, 1))
+    case.settle()
+    messages = Batches(number=0)
+    copy.following.append(stream, 1, 1, memoryview(messages.next(2, [b"one"])))
+    copy.following.append(stream, 2, 3, memoryview(messages.next(2, [b"two"])))
+    assert replica.log.committed_sequence == 3
+    successor = Stream(2)
+    copy.following.open(successor, Open(2, "t", 0, 7, 9, 3))
+    case.settle()
+    copy.following.cut_to(successor, CutTo(2, 2))
+    case.settle()
+    assert isinstance(copy.following.broken, CutsCommitted) and successor.heard[-1][0] is Refusal.BROKEN
+    for _ in range(2 * SWEEP_TICKS):
+        case.agent._settling.tick()
+        case.settle()
+    if in_sync == "b":
+        assert replica.is_deleted and case.copy.replica is not replica, "it is fetched anew"
+        assert case.copy.replica.log.next_sequence == 1 and list(case.broker.files.list("set-aside"))
+    else:
+        assert case.copy.replica is replica and replica.log.next_sequence == 3, "the leader has to let it go first"
 
 
 def test_what_the_store_says_of_a_partition_while_it_is_promoted_is_known(case: Case) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flintmq.errors import StorageError
-from flintmq.nsqd.problems import AGAIN_NS, LINES_MAX, Problems
+from flintmq.net.problems import AGAIN_NS, LINES_MAX, Problems
 from flintmq.testing import ManualClock
 
 
