@@ -17,7 +17,7 @@ from flintmq.storage.files import (
     salvaged_rows,
 )
 from flintmq.storage.floors import FloorFile
-from flintmq.storage.identity import DamagedIdentity, node_id
+from flintmq.storage.identity import DamagedIdentity, node_id, read_number, write_number
 from flintmq.storage.memory_log import MemoryLog
 from flintmq.storage.partition_log import CutsCommitted, LogPlace, PartitionLog, SegmentInfo, SyncTicket, run_tickets
 from flintmq.storage.recovery import is_made_empty
@@ -48,7 +48,9 @@ __all__ = [
     "is_made_empty",
     "node_id",
     "prepare_connection",
+    "read_number",
     "salvaged_rows",
     "replace_file",
     "run_tickets",
+    "write_number",
 ]

@@ -1,6 +1,7 @@
 """The identity of a node: a number that its data directory keeps, whatever host and port it has.
 
-Byte picture of ``node.id``: 16 hex digits, a space, 8 hex digits (CRC-32 of the 16), a newline.
+Byte picture of ``node.id``, and of other files that hold one number: 16 hex digits, a space, 8 hex digits (CRC-32 of
+the 16), a newline.
 
 Rules of this file: an identity is made once, and durable before anybody hears of it; one that is not as it was written
 is refused, because a node under another identity would be a new one without replicas.
@@ -48,19 +49,36 @@ def node_id(
     """
     try:
         try:
-            file = files.open(IDENTITY_NAME)
+            identity = read_number(files, IDENTITY_NAME)
         except FileNotFoundError:
             identity = random_bytes(8).hex()
-            replace_file(files, IDENTITY_NAME, b"%b %08x\n" % (identity.encode(), crc32(identity.encode())))
-            files.sync_directory("")
-            return identity
-        try:
-            data = file.read_at(0, 64)
-        finally:
-            file.close()
+            write_number(files, IDENTITY_NAME, identity)
     except OSError as error:
         raise StorageError(f"{IDENTITY_NAME}: {error.strerror or error}") from error
-    line = _LINE.fullmatch(data)
-    if line is None or int(line[2], 16) != crc32(line[1]):
+    if identity is None:
         raise DamagedIdentity
-    return line[1].decode()
+    return identity
+
+
+def read_number(files: Files, name: str) -> str | None:
+    """Read a file of one number: its 16 hex digits; None when it is not as it was written. Blocks.
+
+    Raises:
+        OSError: it is not there (FileNotFoundError), or cannot be read.
+    """
+    file = files.open(name)
+    try:
+        line = _LINE.fullmatch(file.read_at(0, 64))
+    finally:
+        file.close()
+    return line[1].decode() if line is not None and int(line[2], 16) == crc32(line[1]) else None
+
+
+def write_number(files: Files, name: str, digits: str) -> None:
+    """Write a file of one number, 16 hex digits, durably. Blocks.
+
+    Raises:
+        OSError: what was there before is there still, or the whole of this.
+    """
+    replace_file(files, name, b"%b %08x\n" % (digits.encode(), crc32(digits.encode())))
+    files.sync_directory("")

@@ -34,8 +34,7 @@ from flintmq.errors import ConnectionFailed, FlintError, UsageError
 from flintmq.options import nearest
 from flintmq.sync import ConnectionOptions, LookupdAdmin, NsqdAdmin
 from flintmq.tools import cluster_tables as tables
-from flintmq.tools.admin import TOKEN_VARIABLE, duration, fill_in, token_of
-from flintmq.tools.secret import secret_of
+from flintmq.tools.admin import TOKEN_VARIABLE, duration, fill_in, shown_token
 from flintmq.tools.shell import start
 from flintmq.tools.shell.arguments import COMMANDS, VARIABLES, Noun, Parser, add_yes, read
 from flintmq.tools.shell.output import confirm
@@ -75,7 +74,7 @@ class Command:
     def __init__(self, given: argparse.Namespace) -> None:
         self.given = given
         self.is_json: bool = given.json
-        self._token = secret_of("--token", given.token) if given.token else token_of(given.token_file)
+        self._token = shown_token(given)
         self._options = ConnectionOptions(
             tls_ca_file=given.tls_root_ca_file, tls_cert=given.tls_cert, tls_key=given.tls_key
         )

@@ -8,7 +8,7 @@ known for what it is. A member of an in-sync set is trusted to have all that it 
 So the directory has never counted less far than the store, unless it is from before: a snapshot that was put back, or a
 disk that forgot what it had synced. A store that is older than the directory is no sign of that.
 
-Byte picture of ``cluster.mark``: 16 hex digits, a space, 8 hex digits (CRC-32 of the 16), a newline.
+``cluster.mark`` holds the count as ``node.id`` holds an identity, see ``storage/identity.py``.
 
 Rules of this file: a mark that is missing or damaged counts as none; where one of the two cannot be written, the node
 goes on, and the next time is tried again.
@@ -19,20 +19,17 @@ Source: docs/decisions/0017.
 from __future__ import annotations
 
 import logging
-import re
 
-from flintmq.checksum import crc32
 from flintmq.cluster.keys import Keys
 from flintmq.cluster.state import DiskRecord, encode
 from flintmq.cluster.store import Store, StoreError, swap
 from flintmq.cluster.view import View
 from flintmq.env import Env
-from flintmq.storage import Files, replace_file
+from flintmq.storage import Files, read_number, write_number
 
 MARK_NAME = "cluster.mark"
 MARK_S = 60.0
 """Between two counts, in seconds: a copy that is put back after a shorter time is not found out."""
-_LINE = re.compile(rb"([0-9a-f]{16}) ([0-9a-f]{8})\n")
 
 log = logging.getLogger(__name__)
 
@@ -90,16 +87,10 @@ class DiskMark:
 
     def _read(self) -> int:
         try:
-            file = self._files.open(MARK_NAME)
+            digits = read_number(self._files, MARK_NAME)
         except FileNotFoundError:
             return 0
-        try:
-            line = _LINE.fullmatch(file.read_at(0, 64))
-        finally:
-            file.close()
-        return int(line[1], 16) if line is not None and int(line[2], 16) == crc32(line[1]) else 0
+        return 0 if digits is None else int(digits, 16)
 
     def _write(self, count: int) -> None:
-        digits = b"%016x" % count
-        replace_file(self._files, MARK_NAME, b"%b %08x\n" % (digits, crc32(digits)))
-        self._files.sync_directory("")
+        write_number(self._files, MARK_NAME, f"{count:016x}")

@@ -132,6 +132,6 @@ def test_nothing_is_told_to_the_store_that_the_directory_does_not_have(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("flintmq.nsqd.cluster.disk_mark.replace_file", fail)
+        patch.setattr("flintmq.nsqd.cluster.disk_mark.write_number", fail)
         room.live()
     assert not room.start().is_older
