@@ -5,6 +5,7 @@ Against a whole nsqd in this process, whose counts say what became of each messa
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import functools
 import threading
@@ -16,7 +17,7 @@ from tests.integration.daemons import PATIENCE_S, wait_until
 from tests.integration.flavours import FLAVOURS, opened, stats_of
 
 import flintmq.sync
-from flintmq import App, Consumer, LocalProtocolError, Message, OptionError, Requeue
+from flintmq import App, Consumer, LocalProtocolError, Message, OptionError, Producer, Requeue
 from flintmq.testing import MemoryNsqd
 
 NEVER_S = 3600.0
@@ -87,9 +88,26 @@ def test_nobody_awaits_on_error():
 
 
 @BOTH
-def test_telemetry_is_what_makes_spans(kind: Any):
-    with pytest.raises(OptionError, match="telemetry=5"):
-        kind("t", "c", nsqd_tcp_addresses="a:1", handler=lambda message: None, telemetry=5)
+@pytest.mark.parametrize("given", ["telemetry=5", "fetch=5", "ordered='no'", "headers=1", "trace='no'"])
+def test_what_a_consumer_cannot_use_is_refused(kind: Any, given: str):
+    option, _, value = given.partition("=")
+    with pytest.raises(OptionError, match=given):
+        kind("t", "c", nsqd_tcp_addresses="a:1", handler=lambda message: None, **{option: ast.literal_eval(value)})
+
+
+@pytest.mark.parametrize("kind", [Producer, flintmq.sync.Producer], ids=FLAVOURS)
+@pytest.mark.parametrize("given", ["telemetry=5", "fetch=5", "retry_unknown='no'", "idempotent=None"])
+def test_what_a_producer_cannot_use_is_refused(kind: Any, given: str):
+    option, _, value = given.partition("=")
+    with pytest.raises(OptionError, match=given):
+        kind("a:1", **{option: ast.literal_eval(value)})
+
+
+def test_what_is_neither_on_nor_off_is_refused():
+    with pytest.raises(OptionError, match="batch='no'"):
+        Producer("a:1", batch="no")  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="inline='no'"):
+        Consumer("t", "c", nsqd_tcp_addresses="a:1", handler=bool, inline="no")  # type: ignore[call-overload]
 
 
 def test_app_refuses_what_runs_nothing():

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +20,8 @@ from tests.certificates import Certificates
 from tests.integration.daemons import SOON_S, Answer, Daemons, Nsqadmin, Nsqd, Nsqlookupd, a_few_times, wait_until
 from tests.integration.test_nsqadmin_rights import FORM, HTML, csrf_of
 from tests.integration.utilities import flintmq
+
+from flintmq.nsqadmin.server import CONNECTION_COUNT_MAX
 
 INFO = {"version": "1.3.0", "broadcast_address": "127.0.0.1", "hostname": "liar", "tcp_port": 1}
 
@@ -422,6 +425,25 @@ def test_a_request_that_is_never_complete_is_ended(daemons: Daemons, nsqd: Nsqd)
         assert nsqadmin.request("GET", "/ping").status == 200
         for each in waiting:
             assert each.recv(4096)[:12] in (b"", b"HTTP/1.1 400")
+
+
+def test_too_many_connections_are_refused_and_told_once(daemons: Daemons, nsqd: Nsqd):
+    nsqadmin = admin_of(daemons, http_of(nsqd))
+
+    def is_answered() -> bool:
+        try:
+            return nsqadmin.request("GET", "/ping").status == 200
+        except (OSError, HTTPException):
+            return False
+
+    with contextlib.ExitStack() as opened:
+        silent = [opened.enter_context(socket.create_connection(nsqadmin.http)) for _ in range(CONNECTION_COUNT_MAX)]
+        for _ in range(20):
+            with socket.create_connection(nsqadmin.http, SOON_S) as one_more, contextlib.suppress(ConnectionError):
+                assert one_more.recv(1) == b""
+        silent.pop().close()
+        wait_until(is_answered, "there is room for one")
+    assert nsqadmin.whole_log.count("another one is refused") == 1
 
 
 def test_a_head_without_end_is_refused(daemons: Daemons, nsqd: Nsqd):

@@ -137,6 +137,9 @@ def test_nsqd_that_only_an_absent_nsqlookupd_knows_are_missing(shared: Daemons, 
         assert (done.returncode, done.stdout) == (1, f"{text}\n"), done.stderr
         assert done.stderr.count("\n") == 1 and f"connection to http://{http_of(lookups[1])} failed" in done.stderr
     assert not has_topic(nsqds[0], topic) and not channels_of(nsqds[1], topic)["c"]["paused"]
+    done = run(None, "node", "list", "--json", *where)
+    (row,) = map(json.loads, done.stdout.splitlines())
+    assert (done.returncode, row["node"], done.stderr.count("\n")) == (1, http_of(nsqds[0]), 1)
 
 
 # --- dead letters

@@ -156,8 +156,10 @@ def test_the_next_nsqlookupd_is_asked_when_one_does_not_answer(
 ) -> None:
     master.dead = {"http://x:4161"}
     flags = ["--lookupd-http-address=x", "--lookupd-http-address=y:1"]
-    assert cli.main(["node", "drain", "a", *flags]) == 0
-    assert master.asked == [("http://y:1", "POST /cluster/node/drain?node=a")]
+    for given in (flags, ["--lookupd=x, y:1"]):
+        master.asked.clear()
+        assert cli.main(["node", "drain", "a", *given]) == 0
+        assert master.asked == [("http://y:1", "POST /cluster/node/drain?node=a")]
     master.dead |= {"http://y:1"}
     assert cli.main(["node", "list", *flags]) == 1
     error = capsys.readouterr().err
@@ -332,8 +334,9 @@ def test_what_is_shown_without_the_store_is_called_not_known(
     assert "master: not known" in said and "whole" not in said
     assert all(line.endswith("not known") for line in said.splitlines() if line.startswith(("a:4150", "t ")))
     assert "problem  cluster default: this nsqlookupd is without the coordination store since 2026-11-29" in said
-    cli.main(["topic", "show", "t"])
-    assert "without the coordination store since" in capsys.readouterr().out
+    for flags in ([], ["--json"]):
+        assert cli.main(["topic", "show", "t", *flags]) == 1
+        assert "without the coordination store since" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])

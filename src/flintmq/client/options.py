@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import cache
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 from urllib.parse import urlsplit
 
 from flintmq.client.security import (
@@ -36,6 +36,7 @@ from flintmq.wire.client import FRAME_SIZE_MAX_DEFAULT
 from flintmq.wire.codec import Snappy
 from flintmq.wire.identify import IdentifyRequest
 
+Given = TypeVar("Given")
 Seconds: TypeAlias = float | timedelta
 """A duration: seconds, or a :class:`datetime.timedelta`."""
 
@@ -95,6 +96,17 @@ def whole(value: int, option: str, minimum: int, maximum: int) -> int:
     """
     if not _is_number(value) or not minimum <= value <= maximum or value != int(value):
         raise OptionError(option, value, f"a whole number from {minimum} to {maximum}", SOURCE)
+    return value
+
+
+def switch(value: bool, option: str) -> bool:
+    """Read what is on or off; the text ``"no"`` would be on.
+
+    Raises:
+        OptionError: neither True nor False.
+    """
+    if not isinstance(cast(object, value), bool):
+        raise OptionError(option, value, "True or False", SOURCE)
     return value
 
 
@@ -241,6 +253,31 @@ def checked_env(env: Env | None) -> Env:
     return env
 
 
+def checked_fetch(fetch: Any) -> Any:
+    """Return what nsqlookupd is asked with; None: what comes with the client.
+
+    Raises:
+        OptionError: it cannot be called.
+    """
+    if fetch is not None and not callable(fetch):
+        raise OptionError("fetch", fetch, "a function of a URL and seconds, or None", SOURCE)
+    return fetch
+
+
+def checked_telemetry(telemetry: Given, method: str) -> Given:
+    """Return what makes spans; None: nothing does.
+
+    Args:
+        method: that it needs to have.
+
+    Raises:
+        OptionError: it makes none.
+    """
+    if telemetry is not None and not callable(getattr(telemetry, method, None)):
+        raise OptionError("telemetry", telemetry, "a flintmq.Telemetry", SOURCE)
+    return telemetry
+
+
 _IN_A_CONTEXT = {"tls_ca_file": None, "tls_cert": None, "tls_min_version": "tls1.2", "tls_verify": True}
 """Options that a context of the user's takes the place of, and their defaults."""
 
@@ -344,8 +381,7 @@ class ConnectionOptions:
                 raise OptionError(name, value, "text" if allowed is str else "the path of a file", SOURCE)
         if self.tls_min_version not in VERSIONS:
             raise OptionError("tls_min_version", self.tls_min_version, f"one of {', '.join(VERSIONS)}", SOURCE)
-        if not isinstance(self.tls_verify, bool):
-            raise OptionError("tls_verify", self.tls_verify, "True or False", SOURCE)
+        switch(self.tls_verify, "tls_verify")
         if self.tls_key is not None and self.tls_cert is None:
             raise OptionError("tls_key", self.tls_key, "it needs the certificate it belongs to: set tls_cert", SOURCE)
         if isinstance(self.tls, ssl.SSLContext):

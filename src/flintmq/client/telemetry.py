@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from flintmq.client.core.handlers import is_async
 from flintmq.client.core.message import Discard, Message, Requeue
-from flintmq.client.options import SOURCE
+from flintmq.client.options import SOURCE, switch
 from flintmq.errors import OptionError
 from flintmq.version import __version__
 
@@ -53,7 +53,7 @@ class Telemetry:
         except ImportError:
             allowed = "the package opentelemetry-api is missing: pip install 'flintmq[otel]', or leave telemetry out"
             raise OptionError("telemetry", "Telemetry()", allowed, SOURCE) from None
-        self.has_envelope = envelope
+        self.has_envelope = switch(envelope, "envelope")
         self._tracer = trace.get_tracer("flintmq", __version__, tracer_provider)
         self._trace = trace
         self._propagate = propagate

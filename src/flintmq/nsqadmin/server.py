@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
+from flintmq.clock import Clock
 from flintmq.env import Env
 from flintmq.errors import FlintError
 from flintmq.net import early_stop, supervisor
@@ -26,6 +27,7 @@ from flintmq.net.listen import BACKLOG
 from flintmq.net.log import announce, configure
 from flintmq.net.loop import end_undisturbed, loop_factory
 from flintmq.net.origin import local_names
+from flintmq.net.problems import Problems
 from flintmq.net.tls import ServerTls, server_context
 from flintmq.nsqadmin.admin import Admin
 from flintmq.nsqadmin.app import create_app
@@ -45,14 +47,21 @@ class _Connection(H11Protocol):
     """A connection that does not wait for ever for a request to be complete, and is refused where there are too many.
 
     uvicorn ends idle connections after an answer, but not those that never ask, or ask a byte at a time.
+
+    Args:
+        server: whose connection it is.
     """
 
-    _deadline: asyncio.TimerHandle | None = None
+    def __init__(self, server: _Server) -> None:
+        super().__init__(server.config, server.server_state, server.lifespan.state)
+        self._problems = server.problems
+        self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > CONNECTION_COUNT_MAX:
-            _log.warning("%d connections are open; another one is refused", len(self.connections) - 1)
+            problem = f"{CONNECTION_COUNT_MAX} connections are open; another one is refused"
+            self._problems.tell(problem, logging.WARNING)
             transport.abort()
             return
         self._watch()
@@ -88,12 +97,14 @@ class _Connection(H11Protocol):
 class _Server(uvicorn.Server):
     """uvicorn without its own signals: whoever runs it has some.
 
-    Args:
+    Attributes:
+        problems: tells what goes wrong again and again.
         secured: the sockets that speak TLS, each with its context.
     """
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, clock: Clock) -> None:
         super().__init__(config)
+        self.problems = Problems(clock)
         self.secured: dict[socket.socket, ssl.SSLContext] = {}
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -112,7 +123,7 @@ class _Server(uvicorn.Server):
         self.started = True
 
     def _connection(self) -> _Connection:
-        return _Connection(self.config, self.server_state, self.lifespan.state)
+        return _Connection(self)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -150,11 +161,10 @@ class Nsqadmin:
             server_header=False,
             date_header=True,
             h11_max_incomplete_event_size=REQUEST_HEAD_BYTES_MAX,
-            limit_concurrency=CONNECTION_COUNT_MAX,
             timeout_keep_alive=int(REQUEST_S_MAX),
             timeout_graceful_shutdown=STOP_S_MAX,
         )
-        self._server = _Server(config)
+        self._server = _Server(config, env.clock)
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:

@@ -383,6 +383,9 @@ def _topic_show(command: Command) -> int:
     if topic is None:
         raise NoTopic(name)
     command.answer(topic, lambda: tables.topic_text(topic, status, command.width))
+    if unsure := command.unsure(status):
+        print(unsure, file=sys.stderr)
+        return 1
     found = [each for each in troubles(status) if each.subject == f"topic {name}"]
     return 0 if all(each.level == NOTE for each in found) else 1
 
@@ -668,9 +671,8 @@ def _names_nodes(arguments: Sequence[str]) -> bool:
 
 def _from_environment(given: argparse.Namespace) -> bool:
     """Fill in what is not given and stands in the environment; whether a nsqlookupd is named."""
-    variable = os.environ.get(VARIABLES["lookupd"])
-    if not given.address and variable:
-        given.address = [each.strip() for each in variable.split(",") if each.strip()]
+    named = given.address or [os.environ.get(VARIABLES["lookupd"], "")]
+    given.address = [part.strip() for each in named for part in each.split(",") if part.strip()]
     fill_in(given)
     return bool(given.address)
 
@@ -762,8 +764,8 @@ def _add_common(parser: argparse.ArgumentParser, verb: _Verb) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     common = parser.add_argument_group("whom to ask, and how")
     common.add_argument("--lookupd", "--lookupd-http-address", dest="address", action="append", metavar="HOST:PORT",
-                        help=f"a nsqlookupd, or https://...; several: the first that answers; {_LOOKUPD}; "
-                        f"{VARIABLES['lookupd']}")  # fmt: skip
+                        help=f"a nsqlookupd, or https://...; several (repeat it, or commas): the first that answers; "
+                        f"{_LOOKUPD}; {VARIABLES['lookupd']}")  # fmt: skip
     common.add_argument("--timeout", dest="deadline", type=duration, default=timedelta(seconds=45), metavar="45s",
                         help="until an answer must be there")  # fmt: skip
     common.add_argument("--token", metavar="REF", help=f"bearer token: env:NAME or file:/path; {VARIABLES['token']}")

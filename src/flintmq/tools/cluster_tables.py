@@ -122,7 +122,7 @@ def topic_text(topic: ClusterTopic, status: ClusterStatus, width: int) -> str:
         f"{name}={value}" for name, value in topic.meta.items() if name not in ("partition_num", "replica")
     )
     titles = ("PARTITION", "EPOCH", "LEADER", "IN SYNC", "LACKING", "STATE")
-    return "\n\n".join(["\n".join(filter(None, [head, meta, store_away(status)])), table(titles, rows, width)])
+    return "\n\n".join(["\n".join(filter(None, [head, meta])), table(titles, rows, width)])
 
 
 def moves_text(moves: Sequence[Move], names: Mapping[str, str], width: int) -> str:

@@ -28,7 +28,7 @@ from flintmq.client.core.dead_letters import letter_headers
 from flintmq.client.core.handlers import Mode, call_in_place, cancelled_within, check_functions, mode_of, refuse_unrun
 from flintmq.client.core.message import Delivery, Message, ThreadMessage, Value, settle
 from flintmq.client.core.settings import MAX_IN_FLIGHT_MAX, ConsumerOptions, Settings
-from flintmq.client.options import ConnectionOptions, Seconds, seconds, whole
+from flintmq.client.options import ConnectionOptions, Seconds, seconds, switch, whole
 from flintmq.errors import BodyError, FlintError
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class Consumer(ConsumerState[Value]):
             options=options,
             more=more,
         )
-        self._mode = mode_of(handler, inline)
+        self._mode = mode_of(handler, switch(inline, "inline"))
         self._concurrency = whole(concurrency, "concurrency", 1, CONCURRENCY_MAX)
         lookup = None
         if settings.lookups:

@@ -53,6 +53,7 @@ from flintmq.client.options import (
     Seconds,
     milliseconds,
     seconds,
+    switch,
     whole,
 )
 from flintmq.client.security import Refusals
@@ -138,7 +139,7 @@ class Producer:
             fetch = settings.fetch or HttpFetch(settings.options)
             is_counted = settings.producer_id is not None
             self._lookup = Lookup(settings.lookups, settings.lookup_timeout_s, fetch, "w", is_counted)
-        self._batches = batch
+        self._batches = switch(batch, "batch")
         self._timeout_s = settings.policy.timeout_s
         self._bytes_max = whole(max_bytes_in_flight, "max_bytes_in_flight", 1, 2**40)
         self._writers = None if settings.producer_id is None else Writers(settings.producer_id, settings.env)

@@ -29,7 +29,7 @@ def check_functions(handler: object, on_giving_up: object, more: Mapping[str, An
     """See that what a consumer is to call can be called, and does its work when it is.
 
     Args:
-        more: what few consumers set; ``on_error`` and ``telemetry`` are looked at.
+        more: what few consumers set; ``on_error`` is looked at.
         may_be_async: there is an event loop, on which ``handler`` and ``on_giving_up`` may be awaited.
 
     Raises:
@@ -40,8 +40,6 @@ def check_functions(handler: object, on_giving_up: object, more: Mapping[str, An
             check_function(option, function, may_be_async=may_be_async)
     if (on_error := more.get("on_error")) is not None:
         check_function("on_error", on_error)
-    if (telemetry := more.get("telemetry")) is not None and not callable(getattr(telemetry, "around", None)):
-        raise OptionError("telemetry", telemetry, "a flintmq.Telemetry", SOURCE)
 
 
 def check_function(option: str, function: object, *, may_be_async: bool = False) -> None:

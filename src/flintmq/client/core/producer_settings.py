@@ -15,9 +15,12 @@ from flintmq.client.options import (
     addresses,
     check_keywords,
     checked_env,
+    checked_fetch,
     checked_options,
+    checked_telemetry,
     listed,
     seconds,
+    switch,
     whole,
 )
 from flintmq.env import Env
@@ -101,17 +104,17 @@ class ProducerSettings:
         check_keywords("Producer", more, _DEFAULTS)
         rest: ProducerOptions = {**_DEFAULTS, **more}  # type: ignore[typeddict-item] # its names are known ones
         self.env = checked_env(rest["env"])
-        self.fetch = rest["fetch"]
+        self.fetch = checked_fetch(rest["fetch"])
         self.options = checked_options(options).with_overrides(
             client_id=rest["client_id"], heartbeat_interval=rest["heartbeat_interval"]
         )
         self.nsqd, self.lookups = addresses(nsqd_tcp_addresses, nsqlookupd_http_addresses)
         self.lookup_timeout_s = seconds(rest["lookup_timeout"], "lookup_timeout", 0.01, 3600)
         self.lookup_interval_s = seconds(rest["lookup_interval"], "lookup_interval", 0.01)
-        self.producer_id = rest["producer_id"] if idempotent else None
+        self.producer_id = rest["producer_id"] if switch(idempotent, "idempotent") else None
         self.policy = Policy(
             seconds(timeout, "timeout", 0.001),
-            retry_unknown,
+            switch(retry_unknown, "retry_unknown"),
             whole(rest["max_tries"], "max_tries", 1, 1000),
             whole(batch_count_max, "batch_count_max", 1, 100_000),
             whole(batch_bytes_max, "batch_bytes_max", 1, 2**30),
@@ -119,7 +122,7 @@ class ProducerSettings:
             bool(self.lookups),
         )
         self._traced = listed(rest["trace"], "trace", "the name of a topic, or a list of such")
-        self._telemetry = rest["telemetry"]
+        self._telemetry = checked_telemetry(rest["telemetry"], "publishing")
 
     def new_intake(self, writers: Writers | None, is_gathered: bool) -> Intake:
         """Return what makes the publishes of the producer.

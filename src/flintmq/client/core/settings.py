@@ -20,8 +20,11 @@ from flintmq.client.options import (
     addresses,
     check_keywords,
     checked_env,
+    checked_fetch,
     checked_options,
+    checked_telemetry,
     seconds,
+    switch,
     whole,
 )
 from flintmq.env import Env
@@ -169,7 +172,7 @@ class Settings:
         self.topic, self.channel = topic, channel
         self.decode = reader(type, decode)
         self.given_env, self.env = rest["env"], checked_env(rest["env"])
-        self.fetch = rest["fetch"]
+        self.fetch = checked_fetch(rest["fetch"])
         self.options = checked_options(options).with_overrides(
             client_id=rest["client_id"],
             msg_timeout=rest["msg_timeout"],
@@ -180,11 +183,11 @@ class Settings:
         interval_s = seconds(rest["lookup_interval"], "lookup_interval", 0.01)
         self.times = PollTimes(interval_s, seconds(rest["lookup_jitter"], "lookup_jitter", 0, 1))
         self.lookup_timeout_s = seconds(rest["lookup_timeout"], "lookup_timeout", 0.01, 3600)
-        telemetry = rest["telemetry"]
+        telemetry = checked_telemetry(rest["telemetry"], "around")
         self.handler = handler if handler is None or telemetry is None else telemetry.around(handler, topic, channel)
         self.opens_envelopes = telemetry is not None and telemetry.has_envelope
-        self.trace = rest["trace"]
-        self.is_ordered = ordered
+        self.trace = switch(rest["trace"], "trace")
+        self.is_ordered = switch(ordered, "ordered")
         self.order = Order(
             topic,
             whole(rest["blocked_warn_attempts"], "blocked_warn_attempts", 1, ATTEMPTS_MAX),
@@ -209,7 +212,7 @@ class Settings:
             seconds(rest["low_rdy_timeout"], "low_rdy_timeout", 0.001),
         )
         self.desired_tag = checked_tag(rest["desired_tag"])
-        self.wants_headers = rest["headers"]
+        self.wants_headers = switch(rest["headers"], "headers")
         self.beginning = new_beginning(rest["start"], ordered, self.env)
 
     @property

@@ -15,7 +15,7 @@ _NS_PER_S = 1_000_000_000
 
 
 def run(given: argparse.Namespace) -> int:
-    """Print the nsqds; return the exit code: 1 if one does not answer.
+    """Print the nsqds; return the exit code: 1 if one does not answer, or an nsqlookupd that may know more of them.
 
     Raises:
         FlintError: nobody is known.
@@ -53,4 +53,4 @@ def run(given: argparse.Namespace) -> int:
             ],
             "there are no nsqds",
         )  # fmt: skip
-    return 1 if any("error" in found for _, found in answers) else 0
+    return 1 if any("error" in found for _, found in answers) else link.exit_code
