@@ -221,6 +221,8 @@ class Controller:
                         self._topics.update(dict.fromkeys(self._unplaced))
                     elif change.key == self._keys.settings:
                         self.moving.settings_changed()
+                    elif (node := self._keys.name_in(change.key, "disk")) is not None and node in self.view.drains:
+                        self._emptied[node] = None
 
     def _live_changed(self, node: str) -> None:
         """Something is so of a node that decides on what it has, or may get."""
@@ -307,7 +309,7 @@ class Controller:
                 self._wanted[topic] = None
         elif (topic := self._keys.name_in(swap.key, "wanted")) is not None:
             self._wanted[topic] = None
-        elif (node := self._keys.name_in(swap.key, "drain")) is not None:
+        elif (node := self._keys.name_in(swap.key, "drain") or self._keys.name_in(swap.key, "disk")) is not None:
             self._emptied[node] = None
 
     def _settled(self, partition: PartitionId) -> None:
@@ -390,7 +392,9 @@ class Controller:
                 return self.swap_to(key, step.now, f"partition {topic}/{number}: {step.reason}")
         while self._emptied:
             node, _ = self._emptied.popitem()
-            drain, key = self.view.drains.get(node), self._keys.drain(node)
+            # what names the node as removed goes last: without it nobody would look for the rest again
+            drain = self.view.drains.get(node)
+            key = self._keys.disk(node) if node in self.view.disks else self._keys.drain(node)
             is_there = node in self.view.nodes or self._keys.node(node) in self.view.unreadable
             if drain is None or not drain.is_removal or is_there or node in self.view.held or self._is_busy(key):
                 continue

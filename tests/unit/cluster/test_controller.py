@@ -11,7 +11,7 @@ from flintmq.cluster.controller import LOOKS_MAX, Defaults, Refused, why_no_lead
 from flintmq.cluster.moving import UPGRADING
 from flintmq.cluster.orders import alter
 from flintmq.cluster.power import told
-from flintmq.cluster.state import Ending, LookupdRecord, PartitionState, TopicRecord, WantedTopic, encode
+from flintmq.cluster.state import DiskRecord, Ending, LookupdRecord, PartitionState, TopicRecord, WantedTopic, encode
 from flintmq.cluster.store import Compare
 from flintmq.cluster.view import Fate
 from flintmq.topic_meta import PLAIN, TopicMeta
@@ -748,6 +748,27 @@ def test_a_copy_that_stays_while_the_cluster_is_upgraded_says_so():
     world.swap(done.swap)
     assert "node b is drained" in "".join(master.settle())
     assert stuck == {}
+
+
+def test_nothing_is_left_of_a_node_that_is_removed_and_has_ended():
+    world = World()
+    world.nodes("ab")
+    for name in "ab":
+        world.put(KEYS.disk(name), DiskRecord(5, f"{name}1"))
+    master = Master(world)
+    removal = orders.drain(master.controller, "a", is_removal=True)
+    assert removal.swap is not None
+    world.swap(removal.swap)
+    assert master.settle() == [], "it has not ended"
+    world.delete(KEYS.node("a"))
+    master.follow()
+    (swap,) = master.swaps()
+    world.put(KEYS.disk("a"), DiskRecord(6, "a1"))  # what it had sent arrives late
+    world.swap(swap)
+    master.controller.ended(swap, is_known=True)
+    master.settle()
+    assert [pair.key for pair in world.store.range(KEYS.all).found if pair.key.endswith("/a")] == []
+    assert world.store.get(KEYS.disk("b")) is not None
 
 
 # -- who is master -----------------------------------------------------------------------------------------------------
