@@ -101,6 +101,10 @@ def _of_nodes(nodes: Iterable[ClusterNode]) -> list[Trouble]:
         if node.is_full:
             text = "its disk has no room: it leads nothing that another one can lead, and falls out of sync"
             found.append(Trouble(PROBLEM, subject, text, "free space: it goes on by itself; or shorten retention"))
+        if node.is_older:
+            text = "its data directory was an older copy when it started: what it had in sync before counts no more"
+            advice = "a snapshot that was put back, or a disk that lost what it had synced? it catches up by itself"
+            found.append(Trouble(NOTE, subject, text, advice))
         if node.is_draining:
             found.append(Trouble(NOTE, subject, "it drains: it leads nothing, and gets no partitions"))
     if empty:

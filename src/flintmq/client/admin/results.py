@@ -289,6 +289,7 @@ class ClusterNode(msgspec.Struct, frozen=True):
         version: of what nodes say to each other.
         is_draining: it gets no partitions, and gives its own away.
         is_full: its disk has no room: it leads nothing that another one can lead.
+        is_older: its data directory was an older copy when it started: what it had in sync counts no more.
         suspected: the master takes it for dead.
         leads, holds: partitions.
     """
@@ -305,6 +306,7 @@ class ClusterNode(msgspec.Struct, frozen=True):
     version: int = 0
     is_draining: bool = False
     is_full: bool = False
+    is_older: bool = False
     suspected: bool = False
     leads: int = 0
     holds: int = 0
