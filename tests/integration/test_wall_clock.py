@@ -88,6 +88,28 @@ def test_a_wall_clock_that_is_set_far_off_and_back(daemons: Daemons, shift: Path
     assert [nsqd.unfinished(topic, "c") for topic in "tuv"] == [1, 1, 1]
 
 
+def test_no_step_of_the_wall_clock_makes_a_message_old(daemons: Daemons, shift: Path, limits: list[str]):
+    nsqd = daemons.new_nsqd("--message-ttl=1h", limits=limits)
+    nsqd.start()
+    steps_h = (2, -3, 5, 0)
+    nsqd.post("/topic/create?topic=t")
+    for hours in steps_h:
+        nsqd.post(f"/channel/create?topic=t&channel=at{hours}")
+    expected: list[bytes] = []
+    for hours in steps_h:
+        shift.write_text(str(hours * 3600), encoding="ascii")
+        bodies = [f"{number} at {hours}".encode() for number in range(3)]  # the first meets a clock that was just set
+        for body in bodies:
+            nsqd.publish("t", body)
+        expected += bodies
+        with nsqd.connect() as connection:
+            connection.subscribe("t", f"at{hours}", 100)
+            for message in connection.messages(len(expected)):
+                connection.finish(message)
+        wait_until(lambda hours=hours: nsqd.unfinished("t", f"at{hours}") == 0, "all are finished")
+    assert nsqd.log.count("the wall clock moved by") >= len(steps_h)
+
+
 def test_nsqlookupd_before_1970(daemons: Daemons, shift: Path, limits: list[str], monkeypatch: pytest.MonkeyPatch):
     shift.write_text(str(-60 * YEAR_S), encoding="ascii")
     monkeypatch.setenv("CONFORMANCE_NSQLOOKUPD", " ".join([*limits, sys.executable, "-m", "flintmq", "nsqlookupd"]))

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 
 from flintmq.broker.backlog import offset_at, unfinished_count
 from flintmq.broker.channel import Channel
+from flintmq.broker.clock_steps import ClockSteps
 from flintmq.broker.partition import Partition
 from flintmq.broker.state import Log
 from flintmq.broker.topic import Topic
@@ -159,11 +160,12 @@ class TopicBounds:
         self.dropped_count += max(0, min(start, end) - self._backlog_start(partition))
         return self._begin_at(partition, min(start, end))
 
-    def expire(self, partition: Partition, wall_ns: int, clock_shift_ns: int) -> None:
+    def expire(self, partition: Partition, wall_ns: int, clock_steps: ClockSteps) -> None:
         """Pass over what is too old and waits for the first channel.
 
         Args:
             wall_ns: the clock of due times.
+            clock_steps: how the wall clock was set.
 
         Raises:
             StorageError: the log cannot be read now.
@@ -174,7 +176,9 @@ class TopicBounds:
         log, start = partition.log, partition.backlog_start
         for _ in range(_BATCHES_MAX):
             batch = log.read(start) if start < log.committed_sequence else None
-            if batch is None or max(batch.due_ns, batch.timestamp_ns - clock_shift_ns) + ttl_ns > wall_ns:
+            if batch is None:
+                break
+            if max(batch.due_ns, clock_steps.stored_ns(batch.timestamp_ns)) + ttl_ns > wall_ns:
                 break
             start = min(batch.end, log.committed_sequence)
         self.expired_count += start - partition.backlog_start

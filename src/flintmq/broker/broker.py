@@ -993,14 +993,17 @@ class Broker:
         """Time added to due times on their way to the disk: by how much the wall clock has been set since the start."""
         return self._progress.clock_shift_ns
 
-    def clock_moved(self, shift_ns: int) -> None:
+    def clock_moved(self, shift_ns: int, due_clock_ns: int) -> None:
         """The wall clock was set: rewrite due times on disk, so that a restart keeps the delays that are left.
+
+        To be told before anything is stored with a time of the clock that was set.
 
         Args:
             shift_ns: wall time minus the clock that :meth:`pump` and :meth:`handle_deadlines` are given.
+            due_clock_ns: what that clock shows.
         """
         self._progress.clock_moved(shift_ns)
-        self._settings.clock_moved(shift_ns)
+        self._settings.clock_moved(shift_ns, due_clock_ns)
 
     def has_flush(self, wall_ns: int) -> bool:
         """Whether :meth:`take_flush` would have something to do; cheap enough for every tick."""

@@ -27,6 +27,7 @@ import msgspec
 
 from flintmq.batch import HEADER_BYTES
 from flintmq.broker.channel import Channel
+from flintmq.broker.clock_steps import ClockSteps
 from flintmq.broker.partition import Ended, Partition, PublishGroup
 from flintmq.broker.state import Message
 from flintmq.broker.topic import Topic
@@ -105,14 +106,14 @@ class DeadLetters:
         publish: publishes bodies that have their headers.
         mark: lets a channel be looked at, unless it has been deleted.
         report: told why something could not be published.
-        clock_shift_ns: wall time minus the clock of due times.
+        clock_steps: how the wall clock was set.
     """
 
     topic: Callable[[str, int], Topic]
     publish: Callable[[Partition, list[bytes]], PublishGroup]
     mark: Callable[[Channel], None]
     report: Callable[[StorageError], None]
-    clock_shift_ns: int = field(default=0)
+    clock_steps: ClockSteps = field(default_factory=ClockSteps)
     elsewhere: FindElsewhere = field(default=_here)
 
 

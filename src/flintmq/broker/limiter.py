@@ -279,7 +279,7 @@ class ChannelLimiter:
 
     def _born_ns(self, batch: Batch) -> int:
         """Find when a message's age began, on the clock of due times."""
-        return max(batch.due_ns, batch.timestamp_ns - self._dead_letters.clock_shift_ns)
+        return max(batch.due_ns, self._dead_letters.clock_steps.stored_ns(batch.timestamp_ns))
 
     def _has_expired_message(self, message: Message, batch: Batch | None) -> bool:
         """Whether it is too old; when the log has it no more, it is not known when it was due first."""

@@ -16,6 +16,7 @@ from typing import Protocol, TypeAlias
 
 from flintmq.batch import EXTENDED, RAW_IDS
 from flintmq.broker.channel import Channel
+from flintmq.broker.clock_steps import ClockSteps
 from flintmq.broker.delayed import DelayedAhead, DelayedNotes
 from flintmq.broker.producers import OncePublish, Producers
 from flintmq.errors import StorageError, WriteFailed
@@ -50,7 +51,7 @@ class Bounds(Protocol):
 
     def committed(self, partition: Partition) -> list[Channel]: ...
 
-    def expire(self, partition: Partition, wall_ns: int, clock_shift_ns: int) -> None: ...
+    def expire(self, partition: Partition, wall_ns: int, clock_steps: ClockSteps) -> None: ...
 
 
 class PartitionEvents(Protocol):

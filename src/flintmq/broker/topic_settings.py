@@ -82,13 +82,9 @@ class TopicSettings:
         """Go on with what the database has: by topic and channel, which is empty for the topic's own."""
         self._settings = settings
 
-    def clock_moved(self, shift_ns: int) -> None:
-        """The wall clock was set.
-
-        Args:
-            shift_ns: wall time minus the clock of due times.
-        """
-        self._dead_letters.clock_shift_ns = shift_ns
+    def clock_moved(self, shift_ns: int, due_clock_ns: int) -> None:
+        """The wall clock was set, as :meth:`flintmq.broker.clock_steps.ClockSteps.moved` says it."""
+        self._dead_letters.clock_steps.moved(shift_ns, due_clock_ns)
 
     # -- settings --------------------------------------------------------------------------------------------------
 
@@ -260,7 +256,7 @@ class TopicSettings:
 
     def _expire_backlog(self, partition: Partition, bounds: Bounds, wall_ns: int) -> None:
         try:
-            bounds.expire(partition, wall_ns, self._dead_letters.clock_shift_ns)
+            bounds.expire(partition, wall_ns, self._dead_letters.clock_steps)
         except StorageError as error:
             self._report(error)
 

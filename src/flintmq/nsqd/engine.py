@@ -131,7 +131,7 @@ class Engine:
                 self.replication.look()
             # what this makes ready is written below, so that it needs no turn of its own
             if publishes.pending:
-                self._sync_or_commit(publishes.write_pending(self.env.clock.wall_ns()))
+                self._sync_or_commit(publishes.write_pending(self._watch_wall_clock()))
             if deliveries.marked or deliveries.late:
                 self._pump()
         finally:
@@ -401,12 +401,15 @@ class Engine:
         """/ping says so until it succeeds."""
         self.health = f"writing progress failed: {error if isinstance(error, OSError | StorageError) else repr(error)}"
 
-    def _watch_wall_clock(self) -> None:
-        shift_ns = self.env.clock.wall_ns() - self.due_clock_ns()
+    def _watch_wall_clock(self) -> int:
+        """Return wall time, when the broker has been told if that was set."""
+        wall_ns, due_clock_ns = self.env.clock.wall_ns(), self.due_clock_ns()
+        shift_ns = wall_ns - due_clock_ns
         if abs(shift_ns - self._clock_shift_ns) > _CLOCK_TOLERANCE_NS:
             log.warning("the wall clock moved by %.3f s", (shift_ns - self._clock_shift_ns) / 1e9)
             self._clock_shift_ns = shift_ns
-            self.broker.clock_moved(shift_ns)
+            self.broker.clock_moved(shift_ns, due_clock_ns)
+        return wall_ns
 
     async def flush_progress(self, sync: bool) -> None:
         """Write the progress of all channels as one transaction.

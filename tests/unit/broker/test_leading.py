@@ -606,9 +606,9 @@ def test_a_clock_that_was_set_moves_what_is_led_alone():
     before = picture(leader)["c"][7]
     assert before or leader.broker.topics
     node = follower_of(leader)
-    node.broker.clock_moved(77 * SECOND)
+    node.broker.clock_moved(77 * SECOND, 0)
     node.settle()
-    leader.broker.clock_moved(5 * SECOND)
+    leader.broker.clock_moved(5 * SECOND, 0)
     leader.settle()
     for number, records in enumerate(leader.flushes, 2):
         node.apply((1, number), records)

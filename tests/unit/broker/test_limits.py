@@ -527,7 +527,7 @@ def test_the_age_of_a_delayed_message_begins_when_it_is_due(world, delay_ns):
 
 def test_a_wall_clock_that_is_set_makes_nothing_old(world):
     world.topic(ttl_ms=10_000)
-    world.broker.clock_moved(3600 * SECOND)
+    world.broker.clock_moved(3600 * SECOND, world.now_ns)
     group = world.broker.publish(world.broker.topics["t"], [b"x"])
     world.broker.commit_groups(world.broker.write_pending(world.now_ns + 3600 * SECOND))
     assert group.ended
@@ -535,6 +535,20 @@ def test_a_wall_clock_that_is_set_makes_nothing_old(world):
     assert world.channel().depth == 1
     world.pass_time(2 * SECOND)
     assert world.channel().depth == 0
+
+
+@pytest.mark.parametrize("has_channel", [True, False])
+@pytest.mark.parametrize("step_ns", [-3600 * SECOND, 3600 * SECOND])
+def test_what_is_there_when_the_wall_clock_is_set_gets_no_older(world, step_ns, has_channel):
+    world.now_ns = 36_000 * SECOND
+    topic = world.topic(ttl_ms=10_000, channel="c" if has_channel else "")
+    world.publish(b"x")
+    world.broker.clock_moved(step_ns, world.now_ns)
+    world.pass_time(9 * SECOND)
+    waiting = world.channel() if has_channel else topic
+    assert waiting.depth == 1
+    world.pass_time(abs(step_ns) + 2 * SECOND)
+    assert waiting.depth == 0
 
 
 # -- bounds ------------------------------------------------------------------------------------------------------------

@@ -349,7 +349,7 @@ def test_a_clock_that_was_set_moves_what_is_aside(disk):
     disk.broker.commit_groups(disk.broker.write_pending(1))
     disk.broker.pump(0, 0)
     disk.flush()
-    disk.broker.clock_moved(500 * SECOND)
+    disk.broker.clock_moved(500 * SECOND, 0)
     disk.broker.publish(topic, [b"y"], HOUR)
     disk.broker.commit_groups(disk.broker.write_pending(1))
     disk.broker.pump(0, 0)
