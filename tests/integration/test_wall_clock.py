@@ -106,7 +106,6 @@ def test_no_step_of_the_wall_clock_makes_a_message_old(daemons: Daemons, shift: 
             connection.subscribe("t", f"at{hours}", 100)
             for message in connection.messages(len(expected)):
                 connection.finish(message)
-        wait_until(lambda hours=hours: nsqd.unfinished("t", f"at{hours}") == 0, "all are finished")
     assert nsqd.log.count("the wall clock moved by") >= len(steps_h)
 
 
