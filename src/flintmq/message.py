@@ -10,7 +10,8 @@ Byte picture (big-endian)::
 
 The message id of a plain topic is the internal id as 16 lower-case hex characters, because some clients treat it as
 text; of a topic with partitions it is 8 bytes internal id and 8 bytes trace id, big-endian;
-internal id = ``partition << 50 | sequence``.
+internal id = ``partition << 50 | sequence``. A consumer that subscribes as with NSQ, without a partition, is sent the
+former in any case.
 
 Messages of an extended topic carry headers in front of the body, stored as they are sent::
 
@@ -38,6 +39,7 @@ ATTEMPTS = Struct(">H")
 TRACE_ID = Struct(">Q")
 TRACE_ID_SIZE = TRACE_ID.size
 RAW_ID = Struct(">QQ")
+_SIZE_AND_INTERNAL_ID = Struct(">I14xQ")
 _SIZE = Struct(">I")
 FRAME_TYPE_MESSAGE = 2
 FRAME_OVERHEAD_BYTES = MESSAGE_HEADER.size  # what a stored frame adds to its body
@@ -78,6 +80,17 @@ def partition_of(internal: int) -> int:
 def hex_id(internal: int) -> bytes:
     """Return the 16 bytes that stand for an internal id on the wire of a plain topic."""
     return b"%016x" % internal
+
+
+def with_hex_ids(frames: bytes | memoryview, offset_bytes: int = 0) -> bytes:
+    """Copy message frames of a topic with partitions, each behind the one before, with ids as of a plain topic."""
+    found = bytearray(frames)
+    at, end = 0, len(found)
+    while at < end:
+        size, internal = _SIZE_AND_INTERNAL_ID.unpack_from(found, at)
+        found[at + ID_POSITION : at + FRAME_OVERHEAD_BYTES] = b"%016x" % internal
+        at += SIZE_FIELD_BYTES + size
+    return bytes(found)
 
 
 def raw_id(internal: int, trace_id: int = 0) -> bytes:

@@ -64,6 +64,15 @@ def create(nsqd: Nsqd, topic: str, partition_num: int = 2, **parameters: object)
 
 
 @contextlib.contextmanager
+def consumer_of_all(nsqd: Nsqd, topic: str, channel: str = "c", rdy_count: int = 1) -> Iterator[Connection]:
+    """A connection that is subscribed to all partitions, and says that it knows of such."""
+    with nsqd.connect() as connection:
+        connection.ok(sub_to(topic, channel, -1))
+        connection.rdy(rdy_count)
+        yield connection
+
+
+@contextlib.contextmanager
 def in_order(
     nsqd: Nsqd, topic: str, partition: int = 0, channel: str = "c", rdy_count: int = 1
 ) -> Iterator[Connection]:

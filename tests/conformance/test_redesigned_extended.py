@@ -12,6 +12,7 @@ from tests.conformance.protocol_helpers import after_eof, consumer, fatal, refus
 from tests.conformance.redesigned_helpers import (
     LOCATION,
     Stored,
+    consumer_of_all,
     create,
     dpub_to,
     extended,
@@ -81,7 +82,7 @@ def test_a_message_has_its_trace_id(nsqd: Nsqd, connection: Connection, parted: 
     connection.send(one("PUB_TRACE", parted, 0, traced(7, b"a")) + pub_to(parted, 0, b"b"))
     connection.response()
     connection.ok()
-    with consumer(nsqd, parted, rdy_count=9) as waiting:
+    with consumer_of_all(nsqd, parted, rdy_count=9) as waiting:
         assert [placed(each)[:5] for each in waiting.messages(2)] == [(0, 1, 7, 1, b"a"), (0, 2, 0, 1, b"b")]
 
 
@@ -103,7 +104,7 @@ def test_mpub_trace_has_one_answer(nsqd: Nsqd, connection: Connection, parted: s
     bodies = [traced(number, b"x" * number) for number in range(1, 4)]
     connection.send(several("MPUB_TRACE", parted, 1, bodies))
     assert stored(connection.response()) == (1, 2, 0, 34 + 6, 3 * RAW_SIZE + 6)
-    with consumer(nsqd, parted, rdy_count=9) as waiting:
+    with consumer_of_all(nsqd, parted, rdy_count=9) as waiting:
         found = [placed(each)[1:5] for each in waiting.messages(4)]
     assert found == [(1, 0, 1, b"before"), (2, 1, 1, b"x"), (3, 2, 1, b"xx"), (4, 3, 1, b"xxx")]
 
@@ -119,7 +120,7 @@ def test_a_run_of_traced_publishes_has_an_answer_each(connection: Connection, pa
 def test_a_message_keeps_its_trace_id_when_it_comes_again(nsqd: Nsqd, connection: Connection, parted: str):
     connection.send(one("PUB_TRACE", parted, 0, traced(7, b"a")))
     connection.response()
-    with consumer(nsqd, parted) as waiting:
+    with consumer_of_all(nsqd, parted) as waiting:
         for delay_ms in (0, 30, 100):
             message = waiting.message()
             assert placed(message).trace_id == 7

@@ -9,7 +9,17 @@ from urllib.parse import quote
 import pytest
 from tests.conformance.conftest import is_ours
 from tests.conformance.protocol_helpers import consumer
-from tests.conformance.redesigned_helpers import BARE, create, extended, headed, one, placed, pub_to, traced
+from tests.conformance.redesigned_helpers import (
+    BARE,
+    consumer_of_all,
+    create,
+    extended,
+    headed,
+    one,
+    placed,
+    pub_to,
+    traced,
+)
 from tests.integration.daemons import Connection, Daemons, Nsqd, Nsqlookupd, mpub_body, pub, req, wait_until
 from tests.parameters import filled
 
@@ -43,7 +53,7 @@ def test_pubtrace(nsqd: Nsqd, topic: str):
     assert first.body == b'{"status":"OK","id":%d,"trace_id":"555","queue_offset":0,"rawsize":35}' % (1 << 50 | 1)
     second = nsqd.post(f"/pubtrace?topic={topic}&partition=1&trace_id=18446744073709551615", b"x").json
     assert (second["id"], second["trace_id"], second["queue_offset"]) == (1 << 50 | 2, str(2**64 - 1), 39)
-    with consumer(nsqd, topic, rdy_count=9) as waiting:
+    with consumer_of_all(nsqd, topic, rdy_count=9) as waiting:
         assert [placed(each)[:3] for each in waiting.messages(2)] == [(1, 1, 555), (1, 2, 2**64 - 1)]
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.conformance.conftest import is_ours
 from tests.conformance.http_helpers import assert_refused
 from tests.conformance.protocol_helpers import consumer
-from tests.conformance.redesigned_helpers import BARE, create, placed, pub_to, sub_to
+from tests.conformance.redesigned_helpers import BARE, consumer_of_all, create, placed, pub_to, sub_to
 from tests.integration.daemons import Connection, Nsqd, Nsqlookupd, dpub, wait_until
 
 pytestmark = [
@@ -45,7 +45,7 @@ def test_pause_of_one_partition(nsqd: Nsqd, parted: str):
     nsqd.post(f"/channel/pause?topic={parted}&channel=c&partition=1")
     assert [part["paused"] for part in parts(nsqd, parted)] == [False, True, False, False]
     assert nsqd.stats(parted, "c")["paused"] is False
-    with consumer(nsqd, parted, rdy_count=20) as waiting:
+    with consumer_of_all(nsqd, parted, rdy_count=20) as waiting:
         assert {placed(message).partition for message in waiting.messages(9)} == {0, 2, 3}
         waiting.nothing_comes()
         nsqd.post(f"/channel/unpause?topic={parted}&channel=c&partition=1")

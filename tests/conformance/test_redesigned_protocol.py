@@ -11,6 +11,7 @@ import pytest
 from tests.conformance.conftest import is_ours
 from tests.conformance.protocol_helpers import clients, consumer, counts, fatal, goes_on, topics, wait_for_counts
 from tests.conformance.redesigned_helpers import (
+    consumer_of_all,
     create,
     dpub_to,
     in_order,
@@ -165,7 +166,7 @@ def test_a_word_that_is_no_number_is_ignored_on_a_plain_topic(connection: Connec
 
 
 def test_a_delayed_publish_to_a_partition(nsqd: Nsqd, connection: Connection, parted: str):
-    with consumer(nsqd, parted) as waiting:
+    with consumer_of_all(nsqd, parted) as waiting:
         begun = time.monotonic()
         connection.ok(dpub_to(parted, 2, 200, b"later"))
         assert placed(waiting.message())[:2] == (2, 1)
@@ -177,7 +178,7 @@ def test_a_delayed_publish_to_a_partition(nsqd: Nsqd, connection: Connection, pa
 
 def test_an_id_is_partition_and_sequence_and_a_trace_id(nsqd: Nsqd, connection: Connection, parted: str):
     connection.ok(mpub_to(parted, 2, [b"a", b"b"]))
-    with consumer(nsqd, parted, rdy_count=10) as waiting:
+    with consumer_of_all(nsqd, parted, rdy_count=10) as waiting:
         assert [placed(each)[:5] for each in waiting.messages(2)] == [(2, 1, 0, 1, b"a"), (2, 2, 0, 1, b"b")]
 
 
@@ -192,7 +193,7 @@ def test_ids_may_hold_line_ends_and_spaces(nsqd: Nsqd, topic: str):
     """Internal id 10 ends with a line end, 13 with the other half of one, 32 with a space."""
     create(nsqd, topic, 1)
     nsqd.publish(topic, *[b"%d" % number for number in range(1, 41)])
-    with consumer(nsqd, topic, rdy_count=100) as connection:
+    with consumer_of_all(nsqd, topic, rdy_count=100) as connection:
         messages = connection.messages(40)
         connection.send(b"".join(touch(message.id) for message in messages))
         connection.send(b"".join(req(message.id, 0) for message in messages))
@@ -205,11 +206,39 @@ def test_ids_may_hold_line_ends_and_spaces(nsqd: Nsqd, topic: str):
     assert counts(nsqd, topic) == (0, 0, 0)
 
 
+def test_ids_are_text_for_who_subscribes_as_with_nsq(nsqd: Nsqd, connection: Connection, parted: str):
+    """Clients of NSQ that take them for text go on behind the first 128 messages of a partition."""
+    for number in range(3):
+        connection.ok(mpub_to(parted, number, [b"%d" % number] * 200))
+    with consumer(nsqd, parted, rdy_count=600) as waiting:
+        messages = waiting.messages(600)
+        ids = {message.id: message.body for message in messages}
+        assert len(ids) == 600
+        assert all(int(each, 16) >> 50 == int(body) for each, body in ids.items())
+        waiting.send(b"".join(touch(message.id) for message in messages))
+        waiting.send(b"".join(req(message.id, 0) for message in messages[:200:2]))
+        again = waiting.messages(100)
+        assert {message.id for message in again} == {message.id for message in messages[:200:2]}
+        assert {message.attempts for message in again} == {2}
+        waiting.send(b"".join(fin(each) for each in ids))
+        goes_on(waiting)
+    wait_for_counts(nsqd, parted, (0, 0, 0))
+
+
+@pytest.mark.parametrize("command", ["FIN", "REQ", "TOUCH"])
+def test_an_id_of_who_subscribes_as_with_nsq_that_is_not_in_flight(nsqd: Nsqd, parted: str, command: str):
+    unknown = b"%016x" % 5
+    line = {"FIN": fin(unknown), "REQ": req(unknown, 0), "TOUCH": touch(unknown)}[command]
+    with consumer(nsqd, parted) as waiting:
+        assert waiting.error(line) == f"E_{command}_FAILED {command} {unknown.decode()} failed ID not in flight"
+        goes_on(waiting)
+
+
 @pytest.mark.parametrize("pieces", [1, 5, 21, 64])
 def test_ids_may_come_in_pieces(nsqd: Nsqd, topic: str, pieces: int):
     create(nsqd, topic, 1)
     nsqd.publish(topic, *[b"x"] * 15)
-    with consumer(nsqd, topic, rdy_count=100) as connection:
+    with consumer_of_all(nsqd, topic, rdy_count=100) as connection:
         data = b"".join(fin(message.id) for message in connection.messages(15))
         for start in range(0, len(data), pieces):
             connection.send(data[start : start + pieces])
@@ -220,7 +249,7 @@ def test_ids_may_come_in_pieces(nsqd: Nsqd, topic: str, pieces: int):
 @pytest.mark.parametrize("command", ["FIN", "REQ", "TOUCH"])
 def test_an_id_that_is_not_in_flight(nsqd: Nsqd, parted: str, command: str):
     line = {"FIN": fin(bytes(16)), "REQ": req(bytes(16), 0), "TOUCH": touch(bytes(16))}[command]
-    with consumer(nsqd, parted) as connection:
+    with consumer_of_all(nsqd, parted) as connection:
         expected = f"E_{command}_FAILED {command} {bytes(16).hex()} failed ID not in flight"
         assert connection.error(line) == expected
         goes_on(connection)
@@ -293,7 +322,7 @@ def test_what_a_lost_consumer_of_all_held_comes_again(nsqd: Nsqd, connection: Co
 
 
 def test_consumers_of_all_and_of_one_share(nsqd: Nsqd, connection: Connection, parted: str):
-    with consumer(nsqd, parted, rdy_count=100) as everything, nsqd.connect() as one:
+    with consumer_of_all(nsqd, parted, rdy_count=100) as everything, nsqd.connect() as one:
         one.ok(sub_to(parted, "c", 1))
         one.rdy(100)
         connection.ok(mpub_to(parted, 1, [b"x"] * 40))

@@ -133,6 +133,20 @@ def consumes(stage: Stage) -> None:
     assert (stats["requeue_count"], stats["timeout_count"]) == (0, 0), run.described
 
 
+def consumes_partitions(stage: Stage) -> None:
+    """A topic with partitions, of each more messages than there are ids that are text by chance."""
+    nsqd = stage.servers.nsqd()
+    nsqd.post(f"/topic/create?topic={stage.topic}&partition_num=2")
+    expected = [f"message {number}" for number in range(600)]
+    for first in range(0, len(expected), 30):
+        nsqd.publish(stage.topic, *(body.encode() for body in expected[first : first + 30]))
+    run = stage.start("consume", nsqd=addresses([nsqd]), max_in_flight=50, finish_count=600)
+    run.wait_end()
+    assert sorted(run.messages) == sorted((body, 1) for body in expected), run.described
+    see_drained(nsqd, stage.topic)
+    assert [row["message_count"] for row in nsqd.stats(stage.topic)["partitions"]] == [300, 300]
+
+
 def requeues(stage: Stage) -> None:
     """A message given back comes again after its delay, with the attempts counted."""
     nsqd = stage.servers.nsqd()
@@ -386,6 +400,7 @@ CASES = [  # the slow ones first
     Case("sample", samples),
     Case("drain", drains),
     Case("consume", consumes),
+    Case("consume-partitions", consumes_partitions),
     Case("publish-bodies", publishes_bodies),
     Case("consume-bodies", consumes_bodies),
 ]

@@ -13,6 +13,7 @@ import pytest
 from tests.certificates import Certificates
 from tests.integration.daemons import PATIENCE_S, Cluster, Daemons, Nsqd, running_cluster, sized, wait_until
 
+from flintmq.client.core.message import is_hex
 from flintmq.cluster.state import PEER_VERSION
 from flintmq.wire import peer
 from flintmq.wire.peer import Dialer, Identity, PeerReader, Ping, Pong, Welcome, encode_one
@@ -93,8 +94,10 @@ def test_clients_of_another_node_are_served_over_tls(cluster: Cluster) -> None:
         for body in bodies:
             (message,) = connection.messages(1)
             assert message.body == body
+            assert is_hex(message.id), "as of a plain topic, although the topic has partitions"
             connection.send(b"FIN " + message.id + b"\n")
         connection.settle()
+    wait_until(lambda: cluster.leader("t").unfinished("t", "relayed") == 0, "the leader has been told of each")
 
 
 def test_who_speaks_no_tls_is_refused_and_it_is_logged(cluster: Cluster) -> None:

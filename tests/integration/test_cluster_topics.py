@@ -486,6 +486,51 @@ def test_directories_of_single_nodes_join_as_they_are(daemons: Daemons, capsys: 
         cluster.close()
 
 
+def test_topics_of_a_single_node_get_more_partitions(daemons: Daemons) -> None:
+    path = daemons.new_directory("one")
+    alone = daemons.nsqd(data_path=path)
+    alone.post("/topic/create?topic=parts&partition_num=2")
+    with alone.connect() as publisher:
+        publisher.ok(_pub("plain", b"before"))
+        for number in range(2):
+            publisher.ok(b"PUB parts %d\n%s" % (number, sized(b"%d" % number)))
+    alone.stop()
+    cluster = Cluster(daemons, data_paths=[path])
+    try:
+        first = cluster.nodes[0]
+        for number in range(2):
+            assert cluster.leader("parts", number) is first
+        lookupd = f"--lookupd-http-address={address_of(cluster.nsqlookupd.http)}"
+        assert cli.main(["topic", "replicate", "plain", lookupd]) == 0
+        within = f"--within={PATIENCE_S:g}s"
+        assert cli.main(["topic", "expand", "plain", "3", "--wait", within, lookupd]) == 0
+        assert cli.main(["topic", "expand", "parts", "4", "--wait", within, lookupd]) == 0
+        assert (_record(cluster, "plain")["partition_num"], _record(cluster, "parts")["partition_num"]) == (3, 4)
+        # each of them takes messages, beside what was there
+        leaders = [cluster.leader_of_plain("plain", number) for number in range(3)]
+        assert leaders[0] is first and set(leaders) == set(cluster.nodes)
+        for leader in leaders:
+            with leader.connect() as publisher:
+                publisher.ok(_pub("plain", b"after"))
+        for number in range(4):
+            with cluster.leader("parts", number, "w").connect() as publisher:
+                publisher.ok(b"PUB parts %d\n%s" % (number, sized(b"after")))
+        for leader in leaders:
+            bodies = [b"before", b"after"] if leader is first else [b"after"]
+            assert _consumed(leader, "plain", len(bodies)) == bodies
+        for number in range(4):
+            bodies = [b"%d" % number, b"after"] if number < 2 else [b"after"]
+            assert _consumed(cluster.leader("parts", number), "parts", len(bodies), str(number)) == bodies
+        # also behind a start of the node that had them alone
+        first.kill()
+        cluster.mend()
+        for number in range(4):
+            cluster.leader("parts", number)
+        assert cli.main(["topic", "update", "parts", "--replicas=3", "--wait", within, lookupd]) == 0
+    finally:
+        cluster.close()
+
+
 def test_with_auto_create_local_each_node_has_its_own_share(daemons: Daemons) -> None:
     cluster = Cluster(daemons, copies_on=1, flags=["--auto-create=local"])
     try:

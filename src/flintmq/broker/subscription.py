@@ -19,6 +19,7 @@ from enum import IntEnum
 from flintmq.batch import Batch
 from flintmq.broker.ext_filter import ExtFilter
 from flintmq.limits import WRITE_BUFFER_HIGH_BYTES
+from flintmq.message import with_hex_ids
 
 Layout = Callable[[bytes | memoryview, int], bytes]
 
@@ -71,6 +72,8 @@ class Subscription:
             are stored, whole runs at once.
         older_layout: as that, of messages below ``headers_from``, which were stored before their topic had headers.
         headers_from: see :class:`flintmq.broker.partition.Partition`.
+        has_hex_ids: of a topic with partitions: it is sent ids as of a plain topic; :attr:`layout` sees to it.
+        is_located: it is told where each message is; likewise.
     """
 
     __slots__ = (
@@ -81,8 +84,10 @@ class Subscription:
         "filtered_count",
         "finish_count",
         "has_answered",
+        "has_hex_ids",
         "headers_from",
         "in_flight_count",
+        "is_located",
         "is_watched",
         "layout",
         "line",
@@ -135,6 +140,8 @@ class Subscription:
         self.layout: Layout | None = None
         self.older_layout: Layout | None = None
         self.headers_from = 0
+        self.has_hex_ids = False
+        self.is_located = False
         self.runs: deque[Run] = deque()
         self._rdy_count = 0
         self._room_bytes = WRITE_BUFFER_HIGH_BYTES
@@ -183,6 +190,8 @@ class Subscription:
 
     def laid_out(self, batch: Batch, first: int, end: int) -> bytes | memoryview:
         """Build what is sent of the messages from ``first`` to ``end`` of a batch; only with a layout."""
+        if self.layout_at(first) is with_hex_ids:
+            return with_hex_ids(batch.frames(first, end))
         return b"".join(self.one(batch.frames(s, s + 1), batch, s) for s in range(first, end))
 
     def one(self, frame: bytes | memoryview, batch: Batch | None, sequence: int) -> bytes | memoryview:

@@ -624,11 +624,11 @@ class Controller:
             return [] if is_held else [self.swap_to(key, None, f"topic {topic} is deleted")]
         missing = [
             number
-            for number in range(record.partition_num)
+            for number in range(record.brought_below, record.partition_num)
             if (topic, number) not in view.partitions and (topic, number) not in self._placing
         ]
         missing = [number for number in missing if self._keys.partition(topic, number) not in view.pairs]
-        if not missing or record.is_brought:  # they come with the nodes that have them
+        if not missing:
             return []
         here = {number: state.replicas for number, state in view.of_topic.get(topic, {}).items()}
         here |= {number: nodes for (name, number), nodes in self._placing.items() if name == topic}
@@ -769,7 +769,10 @@ def why_no_leader(view: View, partition: PartitionId, live: Mapping[str, NodeRec
         return str(view.unreadable[key])
     state = view.partitions.get(partition)
     if state is None:
-        return "it is not created yet"
+        topic, number = partition
+        record = view.topics.get(topic)
+        is_to_come = record is not None and number < record.brought_below
+        return "it is not created yet" + (": it comes with the node that has it" if is_to_come else "")
     if state.has_leader(live):
         return ""
     found = candidates(state, live)

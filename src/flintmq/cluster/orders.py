@@ -353,11 +353,15 @@ def _next(controller: Controller, partition: PartitionId, state: PartitionState,
 def expand(controller: Controller, topic: str, partition_num: int) -> Plan:
     """Give a topic more partitions; clients learn of them from lookups.
 
+    Of a topic that was a single node's, those that come with nodes are waited for, and those behind them are made.
+    Where the record does not say which are which, the last partition that is there was the last one to come: who asks
+    for as many partitions as it has gets those behind it, empty.
+
     Args:
         partition_num: in all.
 
     Raises:
-        Refused: it has more, or there is no room.
+        Refused: it has more, or there is no room, or what it lacks may be on a node.
     """
     record = controller.record_of(topic)
     if record.is_deleting:
@@ -371,26 +375,43 @@ def expand(controller: Controller, topic: str, partition_num: int) -> Plan:
         raise Refused(
             f"INVALID_ARG_TOPIC_PARTITION_NUM: partition_num={partition_num}, it must be at most {PARTITION_NUM_MAX}"
         )
-    if partition_num == record.partition_num:
-        return Plan(None)
     view, meta = controller.view, record.meta
+    brought, first = record.brought_below, record.partition_num
+    if not record.knows_brought:
+        there = [number for number in range(first) if view.keys.partition(topic, number) in view.pairs]
+        brought = first = there[-1] + 1 if there else record.partition_num
+    lacking = ", ".join(str(number) for number in range(first, record.partition_num))
+    if lacking and partition_num > record.partition_num:
+        raise Refused(
+            f"topic {topic} came from nodes, and partitions {lacking} are not there: start the nodes that may have "
+            f"them. If there are none, ask for partition_num={record.partition_num} first, which makes them, empty"
+        )
+    if first == partition_num:
+        return Plan(None, notes=_to_come(view, topic, brought))
     here = {number: state.replicas for number, state in view.of_topic.get(topic, {}).items()}
-    new = range(record.partition_num, partition_num)
+    new = range(first, partition_num)
     try:
         placed = place_copies(new, meta.replica, controller.sites(), here, controller.allows_same_host)
     except TooFewNodes as error:
         raise Refused(f"No node is available for topic - {error}") from None
-    if meta.is_partitioned:
+    if meta.is_partitioned and partition_num > record.partition_num:
         meta = msgspec.structs.replace(meta, partition_num=partition_num, version=meta.version + 1)
-    now = msgspec.structs.replace(record, meta=meta, partition_num=partition_num)
+    now = msgspec.structs.replace(record, meta=meta, partition_num=partition_num, brought_num=brought)
     swap = controller.swap_to(view.keys.topic(topic), now, f"topic {topic} is given {partition_num} partitions")
     rows = [_row((topic, number), "", node) for number, nodes in placed.items() for node in nodes]
-    notes = (
-        ["a key is another partition's from now on, where publishers choose the partition by it"]
-        if meta.ordered
-        else []
-    )
+    notes = _to_come(view, topic, brought)
+    if lacking:
+        notes.append(f"partitions {lacking} are made, empty: a node that has one of that number keeps it alone")
+    if meta.ordered:
+        notes.append("a key is another partition's from now on, where publishers choose the partition by it")
     return Plan(swap, rows[:ROWS_MAX], len(rows), notes)
+
+
+def _to_come(view: View, topic: str, brought: int) -> list[str]:
+    """Tell which partitions of a topic are waited for."""
+    missing = [number for number in range(brought) if view.keys.partition(topic, number) not in view.pairs]
+    numbers = ", ".join(map(str, missing))
+    return [f"partitions {numbers} come with the nodes that have them: start those"] if missing else []
 
 
 def settle(controller: Controller, changes: Mapping[str, object]) -> Plan:

@@ -77,6 +77,7 @@ class LookupdRecord(_Value, frozen=True):
         lookupd: its id, 16 hex digits.
         incarnation: drawn when the process started, 16 hex digits.
         host, tcp_port, http_port: where it is reached.
+        https_port: where with TLS; 0: nowhere, or it is of a release that did not say.
     """
 
     lookupd: str
@@ -84,6 +85,7 @@ class LookupdRecord(_Value, frozen=True):
     host: str
     tcp_port: int
     http_port: int
+    https_port: int = 0
 
 
 class NodeRecord(_Value, frozen=True):
@@ -141,7 +143,9 @@ class TopicRecord(_Value, frozen=True):
             the record: whoever has a replica of this topic's number and has seen this mark removes it. Whoever finds
             no record of the number, and has not seen the mark, sets its replica aside: it was away then, or the store
             is another one.
-        is_brought: it was a single node's: its partitions come with the nodes that have them, and none is made.
+        is_brought: it was a single node's: partitions of it come with the nodes that have them, see
+            :attr:`brought_below`.
+        brought_num: how many those are, the first ones; 0: a release that does not count them wrote the record.
     """
 
     number: int
@@ -150,6 +154,23 @@ class TopicRecord(_Value, frozen=True):
     min_in_sync: int = 1
     is_deleting: bool = False
     is_brought: bool = False
+    brought_num: int = 0
+
+    @property
+    def knows_brought(self) -> bool:
+        """Whether it says which partitions come with nodes; else one that is missing may be another release's, which
+        raised ``partition_num`` alone.
+        """
+        return not self.is_brought or self.brought_num > 0 or not self.meta.is_partitioned
+
+    @property
+    def brought_below(self) -> int:
+        """Partitions below this number come with the nodes that have them and are not made; 0: all are made."""
+        if not self.is_brought:
+            return 0
+        if self.knows_brought:
+            return self.brought_num or 1  # a plain one had no more
+        return self.partition_num
 
 
 class WantedTopic(_Value, frozen=True):
@@ -190,10 +211,14 @@ class DiskRecord(_Value, frozen=True):
     Attributes:
         count: 1 and up.
         incarnation: of the process that counted.
+        host, tcp_port, http_port: where clients reached the node last; empty and 0: not known.
     """
 
     count: int
     incarnation: str
+    host: str = ""
+    tcp_port: int = 0
+    http_port: int = 0
 
 
 class SettingsRecord(_Value, frozen=True):

@@ -55,6 +55,7 @@ class Client(ABC):
         topic, channel, subscription: what it consumes; set by :class:`flintmq.nsqd.subscribing.Subscribing`, which
             keeps topic and channel when the subscription has ended.
         ext_filter: which of the messages with headers it takes; None for all.
+        has_hex_ids: it is sent ids as of a plain topic, whatever topic it consumes.
         relay: brings what other nodes lead of its topic; None: it consumes what is led here.
     """
 
@@ -71,6 +72,7 @@ class Client(ABC):
         self.channel: Channel | ChannelParts | None = None
         self.subscription: Subscription | SharedSubscription | None = None
         self.ext_filter: ExtFilter | None = None
+        self.has_hex_ids = False
         self.relay: Relay | None = None
 
     @property

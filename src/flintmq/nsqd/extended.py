@@ -34,6 +34,7 @@ from flintmq.message import (
     TRACE_ID_HEADER,
     TRACE_ID_SIZE,
     with_empty_headers,
+    with_hex_ids,
     with_location,
     with_location_behind_headers,
     without_headers,
@@ -220,6 +221,24 @@ def _searching(text: str) -> tuple[Callable[[str], bool], int]:
     return pattern.search, pattern.step_count
 
 
+def lay_out(subscription: Subscription, partition: Partition, knows_headers: bool) -> None:
+    """Have a consumer sent what it knows of the messages of a partition."""
+    is_located = subscription.is_located
+    subscription.layout = _with_ids(subscription, layout_of(partition.meta, is_located, knows_headers))
+    if partition.meta.extend_support and partition.headers_from:
+        subscription.headers_from = partition.headers_from
+        subscription.older_layout = _with_ids(subscription, older_layout_of(is_located, knows_headers))
+
+
+def _with_ids(subscription: Subscription, layout: Layout | None) -> Layout | None:
+    """Return a layout with ids as a consumer knows them."""
+    if not subscription.has_hex_ids:
+        return layout
+    if layout is None:
+        return with_hex_ids
+    return lambda frame, offset_bytes: with_hex_ids(layout(frame, offset_bytes))
+
+
 def layout_of(meta: TopicMeta, is_located: bool, knows_headers: bool) -> Layout | None:
     """Return how messages are laid out for a consumer; None as they are stored.
 
@@ -242,10 +261,9 @@ def older_layout_of(is_located: bool, knows_headers: bool) -> Layout | None:
 
 def go_on(subscription: Subscription, partition: Partition) -> None:
     """Let a consumer without headers go on with a plain topic that has got them: it gets the bodies alone."""
-    is_located = subscription.layout is not None
     subscription.headers_from = partition.headers_from
     subscription.older_layout = subscription.layout
-    subscription.layout = layout_of(partition.meta, is_located, knows_headers=False)
+    subscription.layout = _with_ids(subscription, layout_of(partition.meta, subscription.is_located, False))
 
 
 def _located_with_empty_headers(frame: bytes | memoryview, offset_bytes: int = 0) -> bytes:

@@ -159,7 +159,7 @@ class Node:
         self.publishing.leadership = self.subscribing.leadership = admission
         here = LedHere(admission)
         self.publishing_here = Publishing(self.engine, self.drain, self.topics)
-        self.subscribing_here = Subscribing(self.engine, self.drain, self.topics, self._options)
+        self.subscribing_here = Subscribing(self.engine, self.drain, self.topics, self._options, is_for_nodes=True)
         self.publishing_here.leadership = self.subscribing_here.leadership = here
         topics, take = self._broker.topics, self._broker.take_dead_letters
         self.publishing_letters = Publishing(self.engine, self.drain, self.topics)

@@ -832,7 +832,7 @@ class Session(Client, asyncio.Protocol):
             self._fail("E_SUB_FAILED", f"{event.command} failed {error}")
             return
         assert self.topic is not None
-        self.parser.raw_ids = self.topic.meta.has_raw_ids
+        self.parser.raw_ids = self.topic.meta.has_raw_ids and not self.has_hex_ids
         self._slots.append(PendingReply(source, "SUB", on_stored=self._open_subscription))
         self.engine.wants_output(self)
 

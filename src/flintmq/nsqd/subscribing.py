@@ -34,15 +34,29 @@ AnySubscription = TypeVar("AnySubscription", bound=Subscription)
 _HOLD_AGAIN_NS = 1_000_000_000  # before publishes to a topic have to wait for another new channel
 
 
+def is_of_nsq(client: Client, event: Subscribe) -> bool:
+    """Whether a subscription is one that NSQ has, of a client that has not said that it knows more.
+
+    Such clients may take ids for text: they have been nothing else.
+    """
+    return event.command == "SUB" and not event.names_partition and not client.request.extend_support
+
+
 class Subscribing:
     """Attaches clients to channels, and detaches them.
+
+    Args:
+        is_for_nodes: what subscribes are other nodes, for clients of theirs, to whom they send ids as those know them.
 
     Attributes:
         leadership: asked which partitions are led here; None: all that are here.
     """
 
-    def __init__(self, engine: Engine, drain: Drain, topics: Topics, options: NsqdOptions) -> None:
+    def __init__(
+        self, engine: Engine, drain: Drain, topics: Topics, options: NsqdOptions, is_for_nodes: bool = False
+    ) -> None:
         self._engine = engine
+        self._is_for_nodes = is_for_nodes
         self._broker = engine.broker
         self._drain = drain
         self._topics = topics
@@ -70,6 +84,7 @@ class Subscribing:
             RemoteProtocolError: the topic cannot be had in this way.
         """
         self._drain.check_exiting()
+        client.has_hex_ids = not self._is_for_nodes and is_of_nsq(client, event)
         broker = self._broker
         leadership = self.leadership
         if leadership is not None and (relayed := leadership.relay(client, event)) is not None:
@@ -220,13 +235,10 @@ class Subscribing:
             client,
             self._topology.locality(negotiated.request) if negotiated else Locality.GLOBAL,
         )
-        has_headers = partition.meta.extend_support
-        knows_headers = client.request.extend_support
-        subscription.layout = extended.layout_of(partition.meta, event.is_located, knows_headers)
-        if has_headers and partition.headers_from:
-            subscription.headers_from = partition.headers_from
-            subscription.older_layout = extended.older_layout_of(event.is_located, knows_headers)
-        if negotiated is not None and has_headers:
+        subscription.is_located = event.is_located
+        subscription.has_hex_ids = client.has_hex_ids and partition.meta.has_raw_ids
+        extended.lay_out(subscription, partition, client.request.extend_support)
+        if negotiated is not None and partition.meta.extend_support:
             subscription.tag = negotiated.request.desired_tag
             subscription.ext_filter = client.ext_filter
         return subscription

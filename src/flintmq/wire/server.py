@@ -85,6 +85,7 @@ class Subscribe:
         partition: None when none was named, :data:`NOT_A_NUMBER` when the word is something else.
         command: as it was sent.
         start: the place at which the channel's first consumer wants to begin; None where it is.
+        names_partition: a word stood where that of the partition does, be it -1.
     """
 
     topic: str
@@ -92,6 +93,7 @@ class Subscribe:
     partition: int | None = None
     command: str = "SUB"
     start: str | None = None
+    names_partition: bool = False
 
     @property
     def is_ordered(self) -> bool:
@@ -858,10 +860,16 @@ def _sized(make: Callable[[bytes], Event]) -> _Take:
 
 
 def _subscribe(command: str) -> _Take:
-    def make(topic: str, channel: str, partition: int | None, start: str | None = None) -> Subscribe:
-        return Subscribe(topic, channel, partition, command, start)
+    def take(
+        connection: ServerConnection, row: Command, values: tuple[Any, ...], data: bytes, start: int, at: int,
+        events: list[Event],
+    ) -> int:  # fmt: skip
+        event = Subscribe(*values[:3], command, *values[3:])
+        event.names_partition = data.count(b" ", start, at) >= len(("topic", "channel", "partition"))
+        events.append(event)
+        return at
 
-    return _event(make)
+    return take
 
 
 class _Route(NamedTuple):

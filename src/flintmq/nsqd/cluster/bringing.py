@@ -115,7 +115,8 @@ class Bringing:
             if key in self._view.unreadable:
                 raise NotBrought(topic.name, str(self._view.unreadable[key]))
             number = self._random.getrandbits(_ID_BITS) + 1
-            made = TopicRecord(number, meta, meta.partition_num or 1, is_brought=True)
+            count = meta.partition_num or 1
+            made = TopicRecord(number, meta, count, is_brought=True, brought_num=count)
             swapped = await swap(self._store, key, None, encode(made))
             await self._seen(swapped.revision)
         return record
@@ -129,20 +130,32 @@ class Bringing:
         view, me = self._view, self._me().node
         if record.is_deleting:
             raise NotBrought(topic.name, "the cluster is deleting one of this name; ask again presently")
-        theirs = msgspec.structs.replace(record.meta, replica=1)
-        if not record.is_brought or not theirs.is_like(msgspec.structs.replace(topic.meta, replica=1)):
+        left: dict[int, int] = {}
+        for number, partition in topic.partitions.items():
+            assert isinstance(partition.log, PartitionLog)
+            log_id, state = partition.log.log_id, view.partitions.get((topic.name, number))
+            if state is None or (state.log_id, me in state.holders) != (log_id, True):
+                left[number] = log_id
+        if topic.partitions and not left:
+            return  # this node died on the way; whatever the topic has become since, all of this is its own
+        theirs, mine = (msgspec.structs.replace(meta, replica=1) for meta in (record.meta, topic.meta))
+        if mine.is_partitioned and mine.partition_num == record.brought_below:
+            # it has got more partitions meanwhile, which no node brings
+            mine = msgspec.structs.replace(mine, partition_num=theirs.partition_num)
+        if not record.is_brought or not theirs.is_like(mine):
             what = "the cluster has one of this name that was made otherwise"
             raise NotBrought(topic.name, f"{what}: delete one of the two, or give this one another name")
         by_log = {state.log_id: (where, state) for where, state in view.partitions.items()}
-        for number, partition in topic.partitions.items():
-            assert isinstance(partition.log, PartitionLog)
-            log_id = partition.log.log_id
+        for number, log_id in left.items():
+            if number >= record.brought_below:
+                what = f"partition {number} of it is one that the cluster makes"
+                raise NotBrought(topic.name, f"{what}: delete one of the two, or give this one another name")
             state = view.partitions.get((topic.name, number))
-            if state is not None and (state.log_id, me in state.holders) != (log_id, True):
+            if state is not None:
                 holders = ", ".join(state.holders)
                 what = f"node {holders} has brought partition {number} with log {state.log_id}"
                 raise NotBrought(topic.name, f"{what}, and node {me} has log {log_id}: delete it on one of them")
-            if state is None and log_id in by_log:
+            if log_id in by_log:
                 (other, at), its = by_log[log_id]
                 holders = ", ".join(its.holders)
                 what = f"node {holders} has log {log_id} as {other}/{at}, and node {me} as {topic.name}/{number}"

@@ -33,7 +33,7 @@ from flintmq.broker.subscription import Locality
 from flintmq.broker.topic import Topic
 from flintmq.cluster.state import NodeRecord
 from flintmq.errors import RemoteProtocolError
-from flintmq.message import MESSAGE_HEADER, TRACE_ID_SIZE, hex_id, partition_of
+from flintmq.message import MESSAGE_HEADER, TRACE_ID_SIZE, hex_id, partition_of, with_hex_ids
 from flintmq.names import is_ephemeral
 from flintmq.net.isolation import for_each
 from flintmq.net.tasks import tell
@@ -428,7 +428,7 @@ class Relay:
             in_flight[internal] = until_ns
             self._by_partition[partition_of(internal)] = upstream
             self._subscription.delivered += 1
-        self._put(frames)
+        self._put(with_hex_ids(frames) if self._is_raw and self._client.has_hex_ids else frames)
 
     def _put(self, frames: bytes) -> None:
         self._client.out.append(frames)
