@@ -191,7 +191,7 @@ class Agent:
             keys, view, store, env.random, broker.topics, self._own_record, self._lease.lease_id, self._take_in
         )
         self.alone = Alone(
-            clock, engine, table, bringing, self.serving.wishes, self._followings, clients, self._due, self._tasks
+            clock, engine, view, table, bringing, self.serving.wishes, self._followings, clients, self._due, self._tasks
         )
         self._settling = Settling(
             clock, lambda: self._record, view, table, self._replicas, self.leaders, self._followings, self._damaged,

@@ -13,6 +13,7 @@ import logging
 from flintmq.broker.topic import Topic
 from flintmq.clock import Clock
 from flintmq.cluster.state import LEASE_TTL_S
+from flintmq.cluster.view import View
 from flintmq.errors import FlintError
 from flintmq.net.tasks import Tasks
 from flintmq.nsqd.client import Clients
@@ -43,6 +44,7 @@ class Alone:
         self,
         clock: Clock,
         engine: Engine,
+        view: View,
         table: Table,
         bringing: Bringing,
         wishes: Wishes,
@@ -53,6 +55,7 @@ class Alone:
     ) -> None:
         self._clock = clock
         self._engine = engine
+        self._view = view
         self._topics = engine.broker.topics
         self._replicas = engine.broker.replicas
         self._table = table
@@ -77,6 +80,7 @@ class Alone:
     def bring_soon(self, topic: str) -> None:
         """Give one to the cluster, unless that is being done."""
         if topic not in self._being_brought:
+            self._being_brought.add(topic)
             self._tasks.begin(self._bring_one(topic), f"giving topic {topic} to the cluster")
 
     async def _bring_one(self, topic: str) -> None:
@@ -133,4 +137,5 @@ class Alone:
         try:
             await ended
         finally:
-            self._due.note_all(partitions)
+            # those that it was given meanwhile as well: none is made where the topic is still this node's alone
+            self._due.note_all({*partitions, *((topic.name, each) for each in self._view.of_topic.get(topic.name, ()))})
