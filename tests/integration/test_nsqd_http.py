@@ -831,6 +831,8 @@ def test_ping_tells_of_a_full_disk_while_it_is_full(daemons: Daemons, small_disk
     nsqd.publish("t", b"x")
     assert nsqd.request("GET", "/ping").status == 200, "nothing has failed yet"
     small_disk.fill()  # what is flushed now and then may fail from here on
+    answer = nsqd.request("GET", "/ping")
+    assert answer.status == 500 and answer.text.startswith(("NOK - disk full", "NOK - writing")), "before any publish"
     with nsqd.connect() as producer:
         assert producer.error(pub("t", b"x" * 300_000)).startswith("E_PUB_FAILED PUB failed disk full")
     answer = nsqd.request("GET", "/ping")

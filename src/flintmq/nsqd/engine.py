@@ -22,6 +22,7 @@ from flintmq.broker.partition import PublishGroup
 from flintmq.env import Env
 from flintmq.errors import StorageError, WriteFailed
 from flintmq.limits import CURSOR_FLUSH_S
+from flintmq.net.problems import Problems
 from flintmq.net.tasks import kept_up
 from flintmq.net.turns import Turns
 from flintmq.nsqd.durability import durability_of
@@ -89,6 +90,7 @@ class Engine:
         self.on_defect: Callable[[str, Exception], None] = self._log_defect
         self.replication: Replication | None = None
         self._defects: dict[str, float] = {}
+        self._problems = Problems(env.clock)
         broker.on_defect = self._tell_defect
         self.received_bytes = 0
         self._budget = broker.budget
@@ -389,12 +391,13 @@ class Engine:
                     await self.flush_progress(sync=self.durability.syncs_progress)
                 except (OSError, StorageError) as error:
                     self._flush_failed(error)
-                    log.error("%s; trying again in %.0f s", self.health, _RETRY_S)
+                    self._problems.tell(f"{self.health}; trying again every {_RETRY_S:.0f} s")
                     await asyncio.sleep(_RETRY_S)
                 else:
                     if self.broker.has_more_due:
                         self._flush_wanted.set()
                     if self.health and self.health.startswith("writing progress"):
+                        log.info("progress is written again")
                         self.health = None
 
     def _flush_failed(self, error: Exception) -> None:

@@ -28,7 +28,7 @@ from flintmq.broker.subscription import Subscription
 from flintmq.budget import NO_LIMIT_BYTES
 from flintmq.env import Env
 from flintmq.errors import DiskFull
-from flintmq.limits import EPHEMERAL_DEPTH_MIN
+from flintmq.limits import DISK_RESERVE_BYTES, EPHEMERAL_DEPTH_MIN
 from flintmq.migrate.metadata_file import MetadataFile
 from flintmq.net.problems import Problems
 from flintmq.nsqd.client import Clients
@@ -242,9 +242,9 @@ class Node:
     def health(self) -> str:
         """Return ``OK``, or why the disk cannot be trusted now."""
         error = self._broker.write_error
-        if isinstance(error, DiskFull):
-            if not self._has_space(error):
-                return f"NOK - {error}"  # progress cannot be written then either, and this says what to do
+        if error is None or isinstance(error, DiskFull):
+            if (full := self._disk_full(error)) is not None:
+                return f"NOK - {full}"  # progress cannot be written then either, and this says what to do
             error = None
         if self.engine.health:
             return f"NOK - {self.engine.health}"
@@ -258,12 +258,20 @@ class Node:
         health = self.health()
         return self.damage.health() if health == "OK" else health
 
-    def _has_space(self, error: DiskFull) -> bool:
-        """Whether a disk that was full is so no longer; without publishes nothing else would tell."""
+    def _disk_full(self, error: DiskFull | None) -> DiskFull | None:
+        """Return why no publish would be stored now; without publishes nothing else would tell.
+
+        Args:
+            error: that one was answered with last.
+        """
+        needed = DISK_RESERVE_BYTES if error is None else error.needed_bytes
         try:
-            return self._files.free_bytes() > error.needed_bytes
+            free = self._files.free_bytes()
         except OSError:
-            return False
+            return error
+        if free > needed:
+            return None
+        return error or DiskFull(self._options.data_path, free, needed)
 
     # -- what rooms tell each other ------------------------------------------------------------------------------------
 
