@@ -1,4 +1,4 @@
-"""When messages were stored, on the clock of due times, whatever the wall clock has been set to meanwhile.
+"""The times at which messages were stored, on the clock of due times, whatever the wall clock was set to meanwhile.
 
 A message has the wall time at which it was stored and nothing else, and a limit of age is counted on a clock that does
 not jump. So what the wall clock was set to is remembered, and since when; of a time that it has shown twice, the later
