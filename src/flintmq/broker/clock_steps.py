@@ -13,7 +13,7 @@ Source: docs/decisions/0005-clocks.md.
 from __future__ import annotations
 
 STEP_MIN_NS = 100_000_000
-"""What is less belongs to the step before it: a clock that is hurried or held back goes by many small ones."""
+"""Less than this belongs to the step before it: a clock that is hurried or held back goes by many small ones."""
 STEPS_MAX = 64
 """Steps that are remembered; what is from before the oldest of them is counted as that says."""
 _SLACK_NS = 100_000_000  # by which a step may be noticed late, or not be worth one
