@@ -26,6 +26,10 @@ _TWO_IN_SYNC_FROM_COPIES = 3
 RETENTION_DAYS_MAX = 36_500
 SYNC_EVERY_MAX = 1_000_000
 VERSION_MAX = 999_999_999
+NOT_CREATED = "it is not created yet"
+"""Why nobody leads a partition of which the store has nothing; more may stand behind it."""
+TO_COME = f"{NOT_CREATED}: it comes with the node that has it"
+"""The same of one that was a single nsqd's."""
 CHANGE_WORDS = ("retention", "syncdisk", "upgradeext", "disable_channel_auto_create", "replicator")
 """The parameters of ``/topic/meta/update``."""
 CLUSTER_CHANGE_WORDS = ("min_in_sync",)

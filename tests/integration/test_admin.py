@@ -505,6 +505,102 @@ def test_tokens_and_certificates(flavour: str, daemons: Daemons, tmp_path: Path)
         nsqd_admin(flavour, f"https://{address_of(nsqd)}", options=trusting).ping()
 
 
+class Listener:
+    """Listens where an nsqd might, over plain HTTP, and answers everything the same.
+
+    Attributes:
+        requests: that came, whole, as far as the end of the head.
+    """
+
+    def __init__(self, answer: str) -> None:
+        self.requests: list[str] = []
+        self._answer = f"HTTP/1.1 {answer}".encode()
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+        self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return  # it was closed
+            with connection, connection.makefile("rb") as lines:
+                connection.settimeout(PATIENCE_S)
+                self.requests.append("".join(line.decode() for line in iter(lines.readline, b"\r\n")))
+                connection.sendall(self._answer)
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._thread.join()
+
+
+def wanting_tls(port: int) -> str:
+    body = json.dumps({"message": "TLS_REQUIRED", "https_port": port})
+    return f"403 Forbidden\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+
+
+WANTING_A_TOKEN = '401 Unauthorized\r\nContent-Length: 27\r\n\r\n{"message":"UNAUTHORIZED"}\n'
+
+
+def test_an_nsqd_that_wants_tls_is_asked_over_it_and_has_the_token_there_only(
+    flavour: str, daemons: Daemons, tmp_path: Path
+):
+    certificates = Certificates(tmp_path / "certificates")
+    token = "an-admin-token-for-tests"
+    rows: list[dict[str, object]] = [{"name": "boss", "token": token, "permissions": ["read", "admin"]}]
+    nsqd = daemons.nsqd(
+        f"--http-auth-tokens-file={write(tmp_path / 'tokens.json', rows)}", "--https-address=127.0.0.1:0",
+        f"--tls-cert={certificates.server.cert}", f"--tls-key={certificates.server.key}", "--tls-required=true",
+        "--durability=os",
+    )  # fmt: skip
+    trusting = ConnectionOptions(tls_ca_file=certificates.ca)
+    admin = nsqd_admin(flavour, f"http://{address_of(nsqd)}", token=token, options=trusting)
+    admin.create_topic("t")
+    assert [row["topic_name"] for row in admin.stats()["topics"]] == ["t"]
+    with pytest.raises(ConnectionFailed, match="set tls_ca_file"):
+        nsqd_admin(flavour, address_of(nsqd), token=token).stats()
+    named = ConnectionOptions(tls_ca_file=certificates.ca, tls_server_name="localhost")
+    assert nsqd_admin(flavour, address_of(nsqd), token=token, options=named).ping() == "OK"
+    named = ConnectionOptions(tls_ca_file=certificates.ca, tls_server_name="other.example")
+    with pytest.raises(ConnectionFailed, match=r"not for 'other\.example'"):
+        nsqd_admin(flavour, address_of(nsqd), token=token, options=named).ping()
+    with closing(Listener(wanting_tls(https_address(nsqd)[1]))) as front:
+        # one without a scheme, and one that is not shown the token in clear whatever its scheme
+        for address, more in ((front.address, {}), (f"http://{front.address}", {"token_in_clear": False})):
+            admin = nsqd_admin(flavour, address, token=token, options=trusting, **more)
+            admin.create_channel("t", "c")
+            admin.delete_channel("t", "c")
+            requests = [request.partition(" HTTP")[0] for request in front.requests]
+            assert requests[0] == "POST /channel/create?topic=t&channel=c" and requests.count(requests[0]) == 1
+            assert not any("authorization" in request.lower() for request in front.requests)
+            front.requests.clear()
+
+
+def test_a_token_for_tls_only_is_not_shown_in_clear(flavour: str):
+    with closing(Listener(WANTING_A_TOKEN)) as nsqd:
+        admin = nsqd_admin(flavour, nsqd.address, token="an-admin-token-for-tests", token_in_clear=False)
+        with pytest.raises(
+            HttpRefused, match="asks for a token over plain HTTP, and it is shown over TLS only"
+        ) as refused:
+            admin.create_topic("t")
+        assert (refused.value.status, len(nsqd.requests)) == (401, 1)
+        assert "authorization" not in nsqd.requests[0].lower()
+        with pytest.raises(HttpRefused, match="401 UNAUTHORIZED"):
+            nsqd_admin(flavour, nsqd.address, token="an-admin-token-for-tests").ping()
+        assert "Authorization: Bearer an-admin" in nsqd.requests[1] and len(nsqd.requests) == 2
+
+
+def test_an_nsqd_that_wants_tls_and_has_none_over_http_says_so(flavour: str):
+    with (
+        closing(Listener(wanting_tls(0))) as nsqd,
+        pytest.raises(HttpRefused, match=r"403 TLS_REQUIRED \(it names no HTTPS port: start it with --https-address\)"),
+    ):
+        nsqd_admin(flavour, nsqd.address).ping()
+
+
 # -- the command -------------------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -47,6 +49,21 @@ def test_a_topic_from_its_creation_to_its_end(cluster: Cluster, run: Run) -> Non
     dead.kill()
     wait_until(lambda: run("topic", "show", "orders")[0] == 1, "a copy lacks")
     wait_until(lambda: "2 of 3 copies are in sync" in run("cluster", "status")[1], "that is said")
+    place = f"127.0.0.1:{dead.tcp[1]}"
+    wait_until(lambda: f"was {place}" in run("node", "list")[1], "its lease has run out")
+    (row,) = [line for line in run("cluster", "status")[1].splitlines() if line.startswith(f"was {place} ")]
+    assert row.endswith("  away") and row.split()[5] == "2", row
+    code, said = run("cluster", "status")
+    assert f"node {row.split()[2]} (was {place}) is away" in said and "-> start the nodes that are away" in said, said
+    assert f"{place} (away)" in run("topic", "show", "orders")[1]
+    (away,) = json.loads(run("cluster", "status", "--json")[1])["away"]
+    assert (away["node"], away["host"], away["tcp_port"], away["holds"]) == (
+        row.split()[2],
+        "127.0.0.1",
+        dead.tcp[1],
+        2,
+    )
+    assert away["http_port"] == dead.http[1]
     dead.start()
     wait_until(lambda: run("cluster", "status", "--json")[0] == 0, "all is whole again")
     rows = [json.loads(line) for line in run("node", "list", "--json")[1].splitlines()]
@@ -58,6 +75,29 @@ def test_a_topic_from_its_creation_to_its_end(cluster: Cluster, run: Run) -> Non
         1,
         "flintmq topic: the cluster has no topic orders; flintmq topic list lists all\n",
     )
+
+
+@pytest.mark.parametrize("connects", [True, False], ids=["it connects", "it does not connect"])
+def test_a_nsqlookupd_that_is_cut_off_holds_nobody_up(
+    cluster: Cluster, connects: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for ``--timeout``, which is longer here than a test may take."""
+    monkeypatch.setattr("flintmq.tools.cluster._TURN_S", 0.1)
+    with contextlib.ExitStack() as stack:
+        cut = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(0 if connects else 8):  # its queue is full then, and what comes is dropped
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(cut.getsockname())
+        silent = f"127.0.0.1:{cut.getsockname()[1]}"
+        here = f"127.0.0.1:{cluster.nsqlookupd.http[1]}"
+        flags = (f"--lookupd={silent},{here}", "--timeout=30m")
+        for words in ("cluster status", "node list", "topic create cut", "topic show cut", "topic delete cut --yes"):
+            code = cli.main([*words.split(), *flags])
+            said = capsys.readouterr()
+            assert said.out and (code == 0 or words == "topic show cut"), said
+            told = f"nsqlookupd http://{silent} does not answer yet; http://{here} is asked as well\n"
+            assert said.err.startswith(told), said
 
 
 def test_an_upgrade_that_was_forgotten_is_seen_by_who_waits(cluster: Cluster, run: Run) -> None:

@@ -15,7 +15,7 @@ from typing import ClassVar
 import pytest
 from tests.certificates import Certificates
 from tests.integration.auth_server import SECRET, AuthServer
-from tests.integration.daemons import Daemons, Nsqd, pub, wait_until
+from tests.integration.daemons import Daemons, Nsqd, pub, running_cluster, wait_until
 from tests.integration.test_upgrades import https_address
 from tests.integration.utilities import flintmq
 
@@ -117,6 +117,27 @@ def test_what_is_paused_and_what_nobody_consumes(daemons: Daemons):
     assert any("has no channel" in text for text in report.of("topic alone", "warning"))
 
 
+def test_messages_at_one_nsqd_and_consumers_at_another(daemons: Daemons):
+    """Consumers that were given one address bring what its nsqd has, and nobody brings the rest."""
+    lookupd = daemons.nsqlookupd()
+    flag = f"--lookupd-tcp-address={address_of(lookupd.tcp)}"
+    here, there = (daemons.nsqd("--durability=os", flag) for _ in range(2))
+    for nsqd in (here, there):
+        nsqd.post("/topic/create?topic=t")
+        for channel in ("c", "paused", "idle"):
+            nsqd.post(f"/channel/create?topic=t&channel={channel}")
+        nsqd.publish("t", b"1", b"2", b"3")
+    there.post("/channel/pause?topic=t&channel=paused")
+    wait_until(lambda: len(lookupd.get("/nodes")["producers"]) == 2)
+    with here.connect() as one, here.connect() as another:
+        one.subscribe("t", "c")
+        another.subscribe("t", "paused")
+        report = Report(f"--lookupd-http-address={address_of(lookupd.http)}")
+    (finding,) = report.of("topic t", "warning")
+    expected = f"3 messages wait at {address_of(there.tcp)}, and consumers are at {address_of(here.tcp)} alone"
+    assert finding.startswith(expected) and "ask nsqlookupd" in finding
+
+
 class LateClock(http.server.BaseHTTPRequestHandler):
     """A nsqlookupd an hour ahead, of the kind that wraps its answers."""
 
@@ -179,6 +200,9 @@ def test_tls_and_auth(daemons: Daemons, tmp_path: Path):
         assert "not from an authority that is trusted here" in unknown.of("nsqd", "problem")[0]
         trusted = (where, "--tls", f"--tls-root-ca-file={certificates.ca}")
         assert "wants a secret" in Report(*trusted).of("nsqd", "problem")[0]
+        reference = tmp_path / "secret"
+        reference.write_text(f"{SECRET}\n", encoding="utf-8")
+        assert Report(*trusted, f"--auth-secret=file:{reference}").code == 0
         well = Report(*trusted, f"--auth-secret={SECRET}")
         assert well.code == 0 and any("with tls and AUTH" in text for text in well.of("nsqd", "ok")), well.findings
         assert SECRET not in str(well.findings)
@@ -200,16 +224,103 @@ def test_tls_that_is_required_is_seen_without_auth_too(daemons: Daemons, tmp_pat
     assert bare.code == 1
     [problem] = bare.of("nsqd", "problem")
     assert "refuses every command without TLS (--tls-required)" in problem and "--tls-root-ca-file" in problem
-    well = Report(where, "--tls", f"--tls-root-ca-file={certificates.ca}")
+    trusted = (where, "--tls", f"--tls-root-ca-file={certificates.ca}")
+    well = Report(*trusted, f"--nsqd-http-address=https://{address_of(https_address(nsqd))}")
     assert well.code == 0 and well.bad() == [], well.findings
+    assert any("0 topics" in text for text in well.of("nsqd", "ok")), "HTTP was asked, too"
 
 
 def test_tls_that_is_offered_is_no_problem(daemons: Daemons, tmp_path: Path):
     certificates = Certificates(tmp_path)
     files = (f"--tls-cert={certificates.server.cert}", f"--tls-key={certificates.server.key}")
     nsqd = daemons.nsqd("--durability=os", "--https-address=127.0.0.1:0", *files)
-    bare = Report(f"--nsqd-tcp-address={address_of(nsqd.tcp)}")
+    bare = Report(f"--nsqd-tcp-address={address_of(nsqd.tcp)}", f"--nsqd-http-address={address_of(nsqd.http)}")
     assert bare.code == 0 and bare.bad() == [], bare.findings
+
+
+class Unwell(http.server.BaseHTTPRequestHandler):
+    """The HTTP API of an nsqd whose disk is full, and whose data are damaged."""
+
+    def do_GET(self) -> None:
+        health = "NOK - damage: 1 reports, 7 messages lost"
+        is_ping = self.path == "/ping"
+        body = b"NOK - disk full" if is_ping else json.dumps({"health": health, "topics": []}).encode()
+        self.send_response(500 if is_ping else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002 - the base class has it so
+
+
+class Neighbour(http.server.ThreadingHTTPServer):
+    """Takes no port that somebody has reserved."""
+
+    allow_reuse_address = False
+    allow_reuse_port = False
+
+
+def behind(nsqd: Nsqd, is_listening: bool = True) -> Neighbour:
+    """Something at the port behind an nsqd's, which is not started yet, and is moved to where that is free."""
+    while True:
+        nsqd.move()
+        try:
+            server = Neighbour(("127.0.0.1", nsqd.tcp[1] + 1), Unwell, bind_and_activate=False)
+            server.server_bind()
+            if is_listening:
+                server.server_activate()
+            return server
+        except (OSError, OverflowError):
+            server.server_close()
+
+
+def test_the_disk_and_the_data_of_an_nsqd_that_no_nsqlookupd_knows(daemons: Daemons):
+    """Its HTTP port is the one behind, unless it is named."""
+    nsqd = daemons.new_nsqd("--durability=os")
+    with behind(nsqd) as server:
+        nsqd.start()
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            where = f"--nsqd-tcp-address={address_of(nsqd.tcp)}"
+            for flags in ((where,), (where, f"--nsqd-http-address=127.0.0.1:{server.server_address[1]}")):
+                unwell = Report(*flags)
+                assert unwell.code == 1, unwell.bad()
+                full, damaged = unwell.of("nsqd", "problem")
+                assert "disk full" in full and "7 messages lost" in damaged
+            well = Report(where, f"--nsqd-http-address={address_of(nsqd.http)}")
+            assert well.code == 0 and well.bad() == [], well.findings
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_what_was_not_looked_at_is_said(daemons: Daemons):
+    nsqd = daemons.new_nsqd("--durability=os")
+    with behind(nsqd, is_listening=False):
+        nsqd.start()
+        report = Report(f"--nsqd-tcp-address={address_of(nsqd.tcp)}")
+        assert report.code == 0
+        [warning] = report.of("nsqd", "warning")
+        assert "nothing is known of its disk" in warning and "--nsqd-http-address=HOST:PORT" in warning
+    lookupd = daemons.nsqlookupd()
+    other = Report(f"--nsqd-tcp-address={address_of(nsqd.tcp)}", f"--nsqd-http-address={address_of(lookupd.http)}")
+    assert any("/stats is answered with status 404" in text for text in other.bad()), other.findings
+    twice = Report(f"--nsqd-http-address={address_of(nsqd.http)}")
+    assert twice.code == 2 and "once for each --nsqd-tcp-address" in twice.stderr
+
+
+def test_a_node_that_has_lost_its_lease(tmp_path: Path):
+    with running_cluster(tmp_path, copies_on=1) as cluster:
+        cluster.create("t", copies=1)
+        (node,) = cluster.nodes
+        where = (f"--nsqd-tcp-address={address_of(node.tcp)}", f"--nsqd-http-address={address_of(node.http)}")
+        assert Report(*where).bad() == []
+        cluster.nsqlookupd.kill()  # and with it the store
+        wait_until(lambda: not node.get("/stats?format=json")["cluster"]["has_lease"], "its lease is over")
+        report = Report(*where)
+        assert report.code == 1
+        assert any("has lost its lease" in text and "--cluster-store" in text for text in report.of("nsqd", "problem"))
 
 
 TOKENS = {name: f"{name}-token-for-integration" for name in ("reader", "writer", "unknown")}

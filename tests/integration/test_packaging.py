@@ -357,6 +357,73 @@ def test_prometheus_takes_rules_queries_and_configurations(tmp_path: Path):
         subprocess.run(["promtool", "check", "config", "--syntax-only", path], check=True)
 
 
+FOLLOWS = "and on(instance, job) flintmq_nsqlookupd_cluster_store_followed == 1"
+
+
+def test_figures_of_a_nsqlookupd_without_the_store_count_for_nothing():
+    """It goes on saying what was so when it lost the store; whether there is a master it says truly."""
+    (rules,) = documents("monitoring/alerts.yaml")
+    board = json.loads((CONTRIB / "monitoring/dashboard.json").read_text())
+    found = [
+        each
+        for text in [*expressions(rules), *expressions(board), (CONTRIB.parent / "docs/monitoring.md").read_text()]
+        for each in re.findall(r"max\((flintmq_nsqlookupd_cluster_[^)]*\)?[^)]*)\)", " ".join(text.split()))
+        if not each.startswith("flintmq_nsqlookupd_cluster_has_master")
+    ]
+    assert len(found) > 10
+    assert [each for each in found if not each.endswith(FOLLOWS)] == []
+
+
+CUT = ["lookupd-1:4161", "lookupd-2:4161"]
+LASTS = "15m"
+
+
+def rule_case(title: str, fires: str, series: dict[str, str]) -> dict[str, Any]:
+    """A case for promtool: what was scraped all the time, and which alert fires (or does not, after a "!")."""
+    alert = fires.lstrip("!")
+    return {
+        "name": title,
+        "interval": "1m",
+        "input_series": [{"series": name, "values": f"{value}+0x20"} for name, value in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": f'count(ALERTS{{alertname="{alert}", alertstate="firing"}})',
+                "eval_time": LASTS,
+                "exp_samples": [] if fires.startswith("!") else [{"labels": "{}", "value": 1}],
+            }
+        ],
+    }
+
+
+def of_lookupd(name: str, *values: str, job: str = "nsqlookupd") -> dict[str, str]:
+    """The series of a metric of as many nsqlookupds as values."""
+    return {f'{name}{{instance="{CUT[at]}", job="{job}"}}': value for at, value in enumerate(values)}
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="there is no promtool: Debian's package prometheus")
+def test_alerts_fire_for_what_is_so_and_not_for_what_was(tmp_path: Path):
+    followed, stale = "flintmq_nsqlookupd_cluster_store_followed", "flintmq_nsqlookupd_cluster_partitions_not_writable"
+    master, lease = "flintmq_nsqlookupd_cluster_has_master", 'flintmq_nsqd_cluster_lease_held{instance="a", job="nsqd"}'
+    cases = [
+        rule_case("one is cut off, and all is well", "!PartitionsNotWritable", of_lookupd(followed, "1", "0")
+                  | of_lookupd(stale, "0", "3")),
+        rule_case("one is cut off, and it is so", "PartitionsNotWritable", of_lookupd(followed, "0", "1")
+                  | of_lookupd(stale, "0", "3")),
+        rule_case("all are cut off", "NoMaster", of_lookupd(followed, "0", "0") | of_lookupd(master, "0", "0")),
+        rule_case("one is cut off, the other knows the master", "!NoMaster", of_lookupd(master, "0", "1")),
+        rule_case("none answers", "NoMaster", {lease: "0"}),
+        rule_case("none answers, the store is nsqd's still", "NoMaster", {lease: "1"}),
+        rule_case("there is no cluster", "!NoMaster", {"up": "1"}),
+        rule_case("one is down", "NsqlookupdDown", of_lookupd("up", "1", "0")),
+        rule_case("none is down", "!NsqlookupdDown", of_lookupd("up", "1", "1")),
+    ]  # fmt: skip
+    written = tmp_path / "cases.yaml"
+    rules = str(CONTRIB / "monitoring/alerts.yaml")
+    written.write_text(yaml.safe_dump({"rule_files": [rules], "evaluation_interval": "1m", "tests": cases}))
+    done = subprocess.run(["promtool", "test", "rules", written], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_grafana_is_given_what_compose_mounts():
     (providers,) = documents("monitoring/dashboards.yaml")
     (sources,) = documents("monitoring/grafana.yaml")

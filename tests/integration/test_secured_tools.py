@@ -282,7 +282,8 @@ def test_doctor_sees_a_secured_nsqd(place: Place):
         f"--tls-cert={place.environment['FLINTMQ_TLS_CERT']}", f"--tls-key={place.environment['FLINTMQ_TLS_KEY']}",
     )  # fmt: skip
     environment = place.environment | {"FLINTMQ_DOCTOR_AUTH_SECRET": SECRET}
-    done = flintmq("doctor", f"--nsqd-tcp-address={address_of(place.nsqd)}", *flags, environment=environment)
+    where = (f"--nsqd-tcp-address={address_of(place.nsqd)}", f"--nsqd-http-address={environment['FLINTMQ_HTTP']}")
+    done = flintmq("doctor", *where, *flags, environment=environment)
     assert done.returncode == 0 and "all is well" in done.stdout, done.stdout
 
 

@@ -717,8 +717,12 @@ def test_tls_with_client_certificates(tmp_path: Path):
             with pytest.raises((StoreUnavailable, OutcomeUnknown)):
                 await put(store, "/a")
 
-        use(known, etcd.url, context=client_context(certificates.ca, cert=client.cert, key=client.key))
-        use(unknown, etcd.url, context=client_context(certificates.ca), timeout_s=1.0)
+        context, nobodys = (
+            client_context(certificates.ca, cert=client.cert, key=client.key),
+            client_context(certificates.ca),
+        )
+        use(known, etcd.url, context=lambda: context)
+        use(unknown, etcd.url, context=lambda: nobodys, timeout_s=1.0)
     finally:
         etcd.discard()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -11,7 +13,7 @@ from tests.unit.test_cluster_health import NODES, PARTITION, TOPIC, WHOLE
 
 from flintmq import cli
 from flintmq.client.admin.question import HttpRefused
-from flintmq.client.admin.results import ClusterStatus, ClusterTopic, Drain, Move
+from flintmq.client.admin.results import ClusterNode, ClusterStatus, ClusterTopic, Drain, Move
 from flintmq.errors import ConnectionFailed
 from flintmq.sync import LookupdAdmin
 from flintmq.tools import cluster, cluster_tables
@@ -166,6 +168,70 @@ def test_the_next_nsqlookupd_is_asked_when_one_does_not_answer(
     assert "http://x:4161" in error and "http://y:1" in error and error.count("\n") == 1
 
 
+class Silent(Master):
+    """Some nsqlookupds take what they are asked, and answer when the test has ended.
+
+    Attributes:
+        silent: their addresses.
+        falls_silent: one that is silent, and the only one, when a change was sent to it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.silent: set[str] = set()
+        self.falls_silent = ""
+        self.has_ended = threading.Event()
+
+    def ask(self, admin: Any, question: Any) -> Any:
+        if admin.address in self.silent:
+            self.has_ended.wait()
+            raise ConnectionFailed(admin.address, "no answer in time")
+        answer = super().ask(admin, question)
+        if question.method == "POST" and admin.address == self.falls_silent:
+            self.silent, self.dead = {admin.address}, set()
+        return answer
+
+
+@pytest.fixture
+def silent(master: Master, monkeypatch: pytest.MonkeyPatch) -> Iterator[Silent]:
+    found = Silent()
+    monkeypatch.setattr(LookupdAdmin.__base__, "ask", _ask_of(found))
+    monkeypatch.setattr(cluster, "_TURN_S", 0.01)
+    yield found
+    found.has_ended.set()
+
+
+@pytest.mark.parametrize("words", ["cluster status", "node list", "topic show t", "topic create t", "node drain a"])
+def test_one_that_is_silent_holds_nobody_up(silent: Silent, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    silent.silent = {"http://x:4161", "http://z:4161"}
+    assert cli.main([*words.split(), "--lookupd=x,z,y:1"]) == 0
+    said = capsys.readouterr()
+    first, second = said.err.splitlines()[:2]
+    assert first == "nsqlookupd http://x:4161 does not answer yet; http://z:4161 is asked as well"
+    assert second == "nsqlookupd http://z:4161 does not answer yet; http://y:1 is asked as well"
+    assert said.out and [address for address, _ in silent.asked] == ["http://y:1"] * len(silent.asked)
+    assert len(silent.asked) == (words.split()[1] in ("create", "drain")), "a change is sent once"
+
+
+def test_one_that_falls_silent_while_it_is_waited_ends_no_wait(
+    silent: Silent, capsys: pytest.CaptureFixture[str]
+) -> None:
+    silent.dead = {"http://y:1"}  # so that x is the one that the change is sent to
+    silent.falls_silent = "http://x:4161"
+    silent.statuses = [WHOLE, msgspec.structs.replace(WHOLE, topics=[]), WHOLE]
+    assert cli.main(["topic", "create", "t", "--wait", "--lookupd=x,y:1"]) == 0
+    assert [address for address, _ in silent.asked] == ["http://x:4161"], "it was sent to that one alone"
+    assert "http://x:4161 does not answer yet; http://y:1 is asked as well" in capsys.readouterr().err
+
+
+def test_where_all_are_silent_it_ends(silent: Silent, capsys: pytest.CaptureFixture[str]) -> None:
+    silent.silent = {"http://x:4161", "http://y:1"}
+    assert cli.main(["cluster", "status", "--lookupd=x,y:1", "--timeout=20ms"]) == 1
+    said = capsys.readouterr().err
+    assert "nsqlookupd http://y:1 does not answer yet; it is waited for until --timeout" in said
+    assert "no nsqlookupd answers: http://x:4161 does not answer; http://y:1 does not answer" in said.splitlines()[-1]
+
+
 def test_a_nsqlookupd_without_a_cluster_is_asked_for_no_change(
     master: Master, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -269,6 +335,28 @@ def test_who_is_to_be_waited_for_has_to_be_known(
     assert cli.main([*words.split(), "--wait"]) == 1
     assert "there is no node" in capsys.readouterr().err and not master.asked
     assert cli.main(words.split()) == 0, "without that it is the nsqlookupd's to say"
+
+
+def test_a_node_that_is_away_has_a_row(master: Master, capsys: pytest.CaptureFixture[str]) -> None:
+    gone = ClusterNode("c", "10.0.0.3", 4150, 4151, holds=2, is_away=True)
+    lacking = msgspec.structs.replace(PARTITION, in_sync=["a"])
+    topic = msgspec.structs.replace(TOPIC, partitions=[lacking, msgspec.structs.replace(PARTITION, partition=1)])
+    status = msgspec.structs.replace(WHOLE, nodes=NODES[:2], away=[gone], topics=[topic])
+    master.statuses = [status]
+    for words, code in (("cluster status", 1), ("node list", 0)):
+        assert cli.main(words.split()) == code
+        (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("was ")]
+        assert row.split() == ["was", "10.0.0.3:4150", "c", "-", "0", "2", "away"]
+    assert cli.main(["topic", "show", "t"]) == 1
+    assert "b:4150 10.0.0.3:4150 (away)" in capsys.readouterr().out
+    assert cli.main(["topic", "list"]) == 0
+    assert " ".join(capsys.readouterr().out.splitlines()[-1].split()) == "t 2 3 2 3 of 6 1 acknowledge nothing"
+    assert cli.main(["node", "list", "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["node"], row["is_away"]) for row in rows] == [("a", False), ("b", False), ("c", True)]
+    master.statuses = [msgspec.structs.replace(status, away=[], drains=[Drain("c", left=2)])]
+    assert cli.main(["node", "list"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["-", "c", "-", "0", "2", "away;", "drains"]
 
 
 def _copies(replicator: int, min_in_sync: int, replicas: str, in_sync: str = "", leaving: str = "") -> ClusterStatus:

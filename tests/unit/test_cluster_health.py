@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from flintmq.client.admin.health import NOTE, PROBLEM, WARNING, is_whole, troubles
+from flintmq.client.admin.health import NOTE, PROBLEM, WARNING, away_nodes, is_whole, troubles
 from flintmq.client.admin.results import ClusterLookupd, ClusterNode, ClusterPartition, ClusterStatus, ClusterTopic
+from flintmq.topic_meta import NOT_CREATED, TO_COME
 
 MASTER = ClusterLookupd("m", "i", "host", 4160, 4161)
 OTHER = ClusterLookupd("n", "i", "host2", 4160, 4161)
@@ -52,6 +53,7 @@ def test_a_whole_cluster() -> None:
         (with_node(version=2), WARNING, "1: b:4150, c:4150; 2: a:4150"),
         (with_node(host_id="b"), NOTE, "partition 0: has several copies on one machine"),
         (with_partition(leader="", reason="nobody"), PROBLEM, "partition 0: nobody leads: nobody"),
+        (with_partition(leader="", reason=TO_COME), PROBLEM, "it comes with the node that has it"),
         (with_partition(in_sync=["a", "b"]), WARNING, "2 of 3 copies are in sync"),
         (with_partition(in_sync=["a", "b"], replicas=["a", "b"]), WARNING, "and 1 have no place"),
         (with_partition(in_sync=["a"]), PROBLEM, "nothing is acknowledged: 1 of 3 copies are in sync, and an"),
@@ -63,6 +65,15 @@ def test_what_is_wrong(status: ClusterStatus, level: str, text: str) -> None:
     (found,) = [each for each in troubles(status) if text in each.text]
     assert found.level == level
     assert is_whole(status) is (level == NOTE)
+
+
+@pytest.mark.parametrize(
+    ("reason", "advice"),
+    [(TO_COME, "start the nsqd that had it"), (NOT_CREATED, "the master nsqlookupd creates it"), ("x", "topic elect")],
+)
+def test_who_can_lead_a_partition_without_a_leader(reason: str, advice: str) -> None:
+    (found,) = [each for each in troubles(with_partition(leader="", reason=reason)) if each.level == PROBLEM]
+    assert advice in found.advice and ("elect" in advice) is ("elect" in found.advice)
 
 
 def test_a_store_that_is_away_is_one_finding() -> None:
@@ -85,4 +96,56 @@ def test_members_that_are_taken_for_dead_do_not_count() -> None:
 def test_many_partitions_are_one_finding() -> None:
     rows = [msgspec.structs.replace(PARTITION, partition=number, in_sync=["a", "b"]) for number in range(20)]
     found = troubles(changed(topics=[msgspec.structs.replace(TOPIC, partitions=rows)]))
-    assert [each.text for each in found] == ["partitions 0, 1, 2, 3, 4, 5, 6, 7 and 12 more: 2 of 3 copies are in sync"]
+    text = "partitions 0, 1, 2, 3, 4, 5, 6, 7 and 12 more: 2 of 3 copies are in sync"
+    assert [each.text for each in found] == [f"{text}; node c:4150 lives and is not in sync"]
+
+
+C_AWAY = ClusterNode("c", "10.0.0.3", 4150, 4151, holds=1, is_away=True)
+
+
+@pytest.mark.parametrize(
+    ("known", "name"), [([C_AWAY], "node c (was 10.0.0.3:4150) is away"), ([], "node c is away")]
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"in_sync": ["a", "b"]}, "2 of 3 copies are in sync"),
+        ({"in_sync": ["a", "b", "c"]}, "2 of 3 copies are in sync"),  # its lease is over, and it is not put out yet
+        ({"in_sync": ["a"], "replicas": ["a", "c"]}, "nothing is acknowledged: 1 of 3 copies are in sync"),
+        ({"leader": "", "reason": "none", "in_sync": ["c"]}, "nobody leads: none"),
+    ],
+)
+def test_a_node_that_is_away_is_named(
+    known: list[ClusterNode], name: str, fields: dict[str, object], text: str
+) -> None:
+    status = msgspec.structs.replace(with_partition(**fields), nodes=NODES[:2], away=known)
+    (found,) = [each for each in troubles(status) if text in each.text]
+    assert name in found.text and "start " in found.advice
+    assert [(each.node, each.holds, each.is_away) for each in away_nodes(status)] == [("c", 1, True)]
+
+
+def test_nobody_is_to_be_started_where_all_live() -> None:
+    (found,) = troubles(with_partition(in_sync=["a"]))
+    assert "b:4150 lives and is not in sync, node c:4150 lives" in found.text
+    assert "start" not in found.advice and "4153" in found.advice
+    (found,) = troubles(with_partition(in_sync=["a", "b"], replicas=["a", "b"]))
+    assert "is away" not in found.text and found.advice.startswith("start more nodes")
+    suspected = msgspec.structs.replace(NODES[2], suspected=True)
+    found = troubles(changed(nodes=[*NODES[:2], suspected]))[-1]
+    assert "node c:4150 does not answer" in found.text and "start the nodes" in found.advice
+
+
+def test_many_nodes_that_are_away_are_not_all_named() -> None:
+    rows = [
+        msgspec.structs.replace(PARTITION, partition=number, in_sync=["a", "b"], replicas=["a", "b", f"x{number:02}"])
+        for number in range(20)
+    ]
+    (found,) = troubles(changed(topics=[msgspec.structs.replace(TOPIC, partitions=rows)]))
+    assert "node x07 is away and 12 more" in found.text and "x08" not in found.text
+
+
+def test_a_status_of_a_release_that_does_not_name_who_is_away_is_read() -> None:
+    told = msgspec.to_builtins(changed(nodes=NODES[:2]))
+    del told["away"]
+    (found,) = away_nodes(msgspec.convert(told, ClusterStatus))
+    assert (found.node, found.address, found.is_away) == ("c", "c", True), "where it was is not known"

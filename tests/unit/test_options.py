@@ -6,6 +6,7 @@ import dataclasses
 import os
 import re
 import runpy
+import tomllib
 from pathlib import Path
 from typing import ClassVar
 
@@ -37,6 +38,7 @@ from flintmq.options import (
     version_line,
 )
 from flintmq.options.durations import DURATION_NS_MAX
+from flintmq.tools.nsq_to_http import ToHttpOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES: list[type[Options]] = [NsqdOptions, NsqlookupdOptions, NsqadminOptions]
@@ -429,6 +431,71 @@ def test_show_config_tells_value_and_origin_and_is_a_file_that_loads(config):
     assert lines["nsqlookupd_tcp_addresses"].split("  ")[0] == 'nsqlookupd_tcp_addresses = ["a:1"]'
     assert lines["max_rdy_count"].endswith("# default")
     assert nsqd("--config", config(shown)) == resolved.options
+
+
+@pytest.mark.parametrize(
+    ("table", "flags"),
+    [
+        (NsqdOptions, ["--auth-http-address=http://au:hidden@a:1/auth?token=hidden,b:2"]),
+        (NsqdOptions, ["--auth-http-address=au:hidden@a:1"]),
+        (NsqdOptions, ["--auth-http-address=a:1/auth?token=hidden"]),
+        (NsqdOptions, ["--cluster-store=https://au:hidden@a:1", "--cluster-store=https://au:hidden@b:1"]),
+        (NsqlookupdOptions, ["--cluster-store=https://au:hidden@a:1"]),
+        (NsqadminOptions, ["--nsqd-http-address=a:1", "--notification-http-endpoint=https://a/hook?key=hidden"]),
+        (NsqadminOptions, ["--nsqd-http-address=a:1", "--graphite-url=http://au:hidden@g/"]),
+        (ToHttpOptions, ["--header=Authorization: Bearer hidden", "--header=X-Api-Key:hidden"]),
+        (ToHttpOptions, ["--post=https://au:hidden@a/?key=hidden", "--consumer-opt=auth_secret,hidden"]),
+    ],
+)
+def test_show_config_shows_no_secret(table, flags):
+    resolved = resolve(table, flags, {})
+    assert "hidden" in repr(resolved.options)
+    shown = show_config(resolved)
+    assert "hidden" not in shown and "***" in shown
+    tomllib.loads(shown)
+
+
+def test_show_config_shows_what_is_no_secret():
+    flags = ["--lookupd-tcp-address=token-host:4160", "--log-prefix=?x@y", "--auth-http-address=a:1/auth,https://b/auth",
+             "--http-auth-tokens-file=/etc/tokens.toml"]  # fmt: skip
+    shown = show_config(resolve(NsqdOptions, flags, {}))
+    for text in ('"token-host:4160"', '"?x@y"', '["a:1/auth", "https://b/auth"]', '"/etc/tokens.toml"'):
+        assert text in shown
+    assert "***" not in shown
+    flags = ["--consumer-opt=auth_secret,env:SECRET", "--header=Accept: a/b"]
+    shown = show_config(resolve(ToHttpOptions, flags, {}))
+    assert '"auth_secret,env:SECRET"' in shown and '"Accept: a/b"' in shown
+
+
+@pytest.mark.parametrize(
+    "addresses",
+    ["a:4181", "a", "a:4181/path", "[::1]:4181", "http://a", "https://a:1/auth?token=zz", "http://au:p%40w@a:1/x",
+     "a:1,b:2", "au:pw@a:1", "A:1", "HTTP://a:1/auth"],
+)  # fmt: skip
+def test_auth_servers_that_nsq_takes(addresses):
+    assert len(nsqd(f"--auth-http-address={addresses}").auth_http_address) == addresses.count(",") + 1
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("ftp://au:pw@h/a?token=zz", "it must be http://host:port/path or https://host:port/path"),
+        ("http://au:pw@[::1/a?token=zz", "its host or port is malformed"),
+        ("http://au:pw@h:port/a?token=zz", "its host or port is malformed"),
+        ("http://au:pw@h:99999/a?token=zz", "its host or port is malformed"),
+        ("http://au:pw@/a?token=zz", "it must be http://host:port/path"),
+        ("au:pw@h:0/a?token=zz", "there is no port 0"),
+        ("a b:1", "its host is neither a name nor an IP address"),
+        ("a:x", "its host or port is malformed"),
+    ],
+)
+def test_an_auth_server_that_can_never_be_asked(address, reason, config):
+    for said in (
+        refusal("--auth-http-address=a:1", f"--auth-http-address={address}"),
+        refusal("--config", config(f'auth_http_addresses = ["a:1", "{address}"]')),
+    ):
+        assert "server 2 of 2 can never be asked: " in said and re.search(reason, said), said
+        assert "pw" not in said and "zz" not in said and "auth" in said.partition("=")[0]
 
 
 def test_actions():

@@ -62,7 +62,7 @@ from flintmq.cluster.view import (
     WantedChange,
 )
 from flintmq.errors import FlintError
-from flintmq.topic_meta import PARTITION_NUM_MAX, PLAIN, TopicMeta, usual_min_in_sync
+from flintmq.topic_meta import NOT_CREATED, PARTITION_NUM_MAX, PLAIN, TO_COME, TopicMeta, usual_min_in_sync
 
 DEFAULT_COPIES_MAX = 3
 """Of a partition of a topic that is made without saying how many; fewer where there is room for fewer."""
@@ -771,8 +771,7 @@ def why_no_leader(view: View, partition: PartitionId, live: Mapping[str, NodeRec
     if state is None:
         topic, number = partition
         record = view.topics.get(topic)
-        is_to_come = record is not None and number < record.brought_below
-        return "it is not created yet" + (": it comes with the node that has it" if is_to_come else "")
+        return TO_COME if record is not None and number < record.brought_below else NOT_CREATED
     if state.has_leader(live):
         return ""
     found = candidates(state, live)

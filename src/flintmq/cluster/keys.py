@@ -9,7 +9,8 @@
     /flintmq/<cluster>/topic/<name>                TopicRecord
     /flintmq/<cluster>/wanted/<name>               WantedTopic        with the lease of the node that asks for it
     /flintmq/<cluster>/drain/<id>                  DrainRecord        a node that is to have nothing any more
-    /flintmq/<cluster>/disk/<id>                   DiskRecord         how far a node's data directory has counted
+    /flintmq/<cluster>/disk/<id>                   DiskRecord         how far a node's data directory has counted,
+                                                                      and where it is, also while it is away
     /flintmq/<cluster>/settings                    SettingsRecord     once somebody has changed one
     /flintmq/<cluster>/partition/<name>/<number>   PartitionState     numbers have four digits
 

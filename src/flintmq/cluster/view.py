@@ -37,6 +37,8 @@ from flintmq.limits import PARTITION_COUNT_MAX
 
 DELETED_COUNT_MAX = 10_000
 """Numbers of deleted topics that are remembered."""
+PLACE_COUNT_MAX = 1_000
+"""Nodes whose address is remembered while they are away, beyond those that the store has it of."""
 
 PartitionId = tuple[str, int]
 """Topic and number."""
@@ -170,6 +172,7 @@ class View:
         self.held: dict[str, dict[PartitionId, None]] = {}
         self.unreadable: dict[str, BadState] = {}
         self._deleted: dict[int, str] = {}  # topics by number that were seen to be deleted, the oldest first
+        self._gone: dict[str, NodeRecord] = {}  # as nodes were that were seen to go, the oldest first
 
     @property
     def is_fed(self) -> bool:
@@ -209,6 +212,14 @@ class View:
             return None
         return self.nodes[state.leader]
 
+    def place(self, node: str) -> tuple[str, int, int]:
+        """Return host, TCP and HTTP port where clients reach a node, or reached it last; empty and 0: not known."""
+        record = self.nodes.get(node) or self._gone.get(node)
+        if record is None:
+            disk = self.disks.get(node)
+            return ("", 0, 0) if disk is None else (disk.host, disk.tcp_port, disk.http_port)
+        return (record.host, record.tcp_port, record.http_port)
+
     def nodes_at(self, host: str, tcp_port: int) -> list[NodeRecord]:
         """Return the nodes that clients reach at an address: several while the lease of one before has not run out."""
         return [node for node in self.nodes.values() if (node.host, node.tcp_port) == (host, tcp_port)]
@@ -239,7 +250,9 @@ class View:
             record = _value(key, pair, NodeRecord)
             if record is not None and record.node != node:
                 raise BadState(key, f"it is the record of another node, {record.node[:64]!r}")
-            return NodeChange(key, node, _set(self.nodes, node, record), record)
+            before = _set(self.nodes, node, record)
+            self._remember_gone(node, before, record)
+            return NodeChange(key, node, before, record)
         if (topic := keys.name_in(key, "topic")) is not None:
             meta = _value(key, pair, TopicRecord)
             if meta is not None and not 1 <= meta.partition_num <= PARTITION_COUNT_MAX:
@@ -273,6 +286,15 @@ class View:
         self._deleted[number] = topic
         if len(self._deleted) > DELETED_COUNT_MAX:
             del self._deleted[next(iter(self._deleted))]
+
+    def _remember_gone(self, node: str, before: NodeRecord | None, now: NodeRecord | None) -> None:
+        """Keep the last record of a node: its data directory tells the store where it is only once a minute."""
+        if now is not None:
+            self._gone.pop(node, None)
+        elif before is not None:
+            self._gone[node] = before
+            if len(self._gone) > PLACE_COUNT_MAX:
+                del self._gone[next(iter(self._gone))]
 
     def _set_partition(self, partition: PartitionId, state: PartitionState | None) -> PartitionState | None:
         before = self.partitions.get(partition)

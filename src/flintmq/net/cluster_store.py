@@ -8,6 +8,9 @@ Source: docs/decisions/0017.
 
 from __future__ import annotations
 
+import logging
+import os
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +24,13 @@ from flintmq.errors import OptionError
 from flintmq.net.address import format_address, split_address
 from flintmq.net.etcd import EtcdOptions, EtcdStore
 from flintmq.net.http_auth import TokenFile
-from flintmq.net.tls import client_context
+from flintmq.net.tls import TlsSetupError, client_context
+
+log = logging.getLogger(__name__)
 
 FORM = "it must be host:port or http(s)://[user:password@]host:port, of members of one etcd or of one nsqlookupd"
 _PASSWORD_BYTES_MAX = 1024
+_TLS_OPTIONS = "--cluster-store-root-ca-file, --cluster-store-cert and --cluster-store-key"
 _DEFAULT_PORTS = {"http": 2379, "https": 2379}
 
 
@@ -127,7 +133,7 @@ class StoreFiles:
 
     Attributes:
         password: one line, the password of the user that the addresses name; read once.
-        root_ca: authorities of servers in PEM; those of the system when empty.
+        root_ca: authorities of servers in PEM; those of the system when empty. Read again when it changes, as are:
         cert, key: what this client shows, in PEM.
     """
 
@@ -135,6 +141,50 @@ class StoreFiles:
     root_ca: str = ""
     cert: str = ""
     key: str = ""
+
+
+class StoreTls:
+    """The client's side of TLS with a store: whom it trusts, what it shows.
+
+    The files are looked at for each request, and read again when they changed: authorities and certificates are renewed
+    while the daemon runs. A connection that stands keeps what it began with.
+
+    Raises:
+        TlsSetupError: a file is missing, cannot be read, or does not fit.
+    """
+
+    def __init__(self, files: StoreFiles) -> None:
+        self._files = files
+        self._state = self._look()
+        self._context = self._load()
+
+    def current(self) -> ssl.SSLContext:
+        """Return the context for the next connection, the same one until a file changes."""
+        state = self._look()
+        if state != self._state:
+            self._state = state
+            try:
+                self._context = self._load()
+            except TlsSetupError as error:
+                log.error("STORE: changed files of %s are not used, those before stay: %s", _TLS_OPTIONS, error)
+            else:
+                log.info("STORE: changed files of %s are used from now on", _TLS_OPTIONS)
+        return self._context
+
+    def _load(self) -> ssl.SSLContext:
+        return client_context(self._files.root_ca, cert=self._files.cert, key=self._files.key)
+
+    def _look(self) -> tuple[tuple[int, int, int] | None, ...]:
+        """Return by what a change of the files is noticed."""
+        return tuple(map(_stamp, filter(None, (self._files.root_ca, self._files.cert, self._files.key))))
+
+
+def _stamp(path: str) -> tuple[int, int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def open_store(
@@ -160,7 +210,7 @@ def open_store(
     is_secured = any(endpoint.startswith("https:") for endpoint in endpoints)
     if (files.root_ca or files.cert or files.key) and not is_secured:
         raise ValueError("files for TLS are of no use: no address of the store begins with https://")
-    context = client_context(files.root_ca, cert=files.cert, key=files.key) if is_secured else None
+    context = StoreTls(files).current if is_secured else None
     return EtcdStore(env, EtcdOptions(endpoints, context, user, password, token))
 
 

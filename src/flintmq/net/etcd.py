@@ -80,6 +80,7 @@ _AUTH_IS_OFF = "authentication is not enabled"
 _NAMED_CERTIFICATE = "CommonName of client sending a request against gateway"
 _NAMELESS = "user name is empty"
 _TOKEN_IS_OLD = (_NAMELESS, "revision of auth store is old", "invalid auth token")
+_NOT_OF_AUTHORITIES = ("mismatch", "expired", "not yet valid")
 _PASSED_ON = (wire.UNAVAILABLE, wire.DEADLINE, 1, 2, 10, 13)  # cancelled, unknown, aborted, internal
 
 _log = logging.getLogger(__name__)
@@ -94,7 +95,8 @@ class EtcdOptions:
 
     Attributes:
         endpoints: ``http(s)://host:port``, all of one store.
-        context: for ``https``: whom to trust, what to show (:func:`flintmq.net.tls.client_context`).
+        context: for ``https``: returns whom to trust and what to show (:func:`flintmq.net.tls.client_context`); asked
+            for each request, so that another one can take its place.
         user, password: of etcd; empty: none.
         token: shown to a nsqlookupd that asks for one.
         try_timeout_s: for one request to one endpoint.
@@ -103,13 +105,17 @@ class EtcdOptions:
     """
 
     endpoints: Sequence[str]
-    context: ssl.SSLContext | None = None
+    context: Callable[[], ssl.SSLContext] | None = None
     user: str = ""
     password: str = ""
     token: TokenFile | None = None
     try_timeout_s: float = TRY_TIMEOUT_S
     timeout_s: float = TIMEOUT_S
     probe_s: float = PROBE_S
+
+    def tls(self) -> ssl.SSLContext | None:
+        """Return the context of the next connection."""
+        return None if self.context is None else self.context()
 
     def __repr__(self) -> str:
         return f"EtcdOptions({', '.join(self.endpoints)})"
@@ -240,7 +246,7 @@ class EtcdStore:
             try:
                 return await self._ask_at(endpoint, target, body, read, min(left_s, self._options.try_timeout_s))
             except NoAnswer as error:
-                reason, may_be_done = error.reason, error.error is None and error.tls_name is None
+                reason, may_be_done = _reason_of(error), error.error is None and error.tls_name is None
             except BadAnswer as error:
                 reason, may_be_done = error.reason, True
             except ServerError as error:
@@ -269,7 +275,7 @@ class EtcdStore:
             NoAnswer, BadAnswer, ServerError: as they say.
         """
         request = Request("POST", endpoint, target, await self._headers(), body)
-        context, size = self._options.context, ANSWER_BYTES_MAX
+        context, size = self._options.tls(), ANSWER_BYTES_MAX
         status, _, data = await self._http.ask(
             request, timeout_s=timeout_s, context=context, body_bytes_max=size, may_keep=True
         )
@@ -380,6 +386,19 @@ class EtcdStore:
                     self._failed(endpoint)
 
 
+def _reason_of(error: NoAnswer) -> str:
+    """Return why there is no answer; of TLS also which files decide."""
+    if error.tls_name is None:
+        return error.reason
+    if "verify failed" in error.reason and not any(each in error.reason for each in _NOT_OF_AUTHORITIES):
+        return (
+            f"{error.reason}; whom to trust stands in --cluster-store-root-ca-file, which is read again when it changes"
+        )
+    if "alert" in error.reason and ("certificate" in error.reason or "unknown ca" in error.reason):
+        return f"{error.reason}; it is shown --cluster-store-cert, which is read again when it changes"
+    return error.reason
+
+
 @asynccontextmanager
 async def _opened(store: EtcdStore) -> AsyncIterator[EtcdStore]:
     try:
@@ -464,7 +483,7 @@ class _Watch:
                 await self._put(error)
                 return
             except NoAnswer as error:
-                reason = error.reason
+                reason = _reason_of(error)
             except ServerError as error:
                 reason = error.reason
                 if error.code == wire.PERMISSION_DENIED or store._wants_token(error):
@@ -501,7 +520,7 @@ class _Watch:
         store, options = self._store, self._store._options
         body = wire.watch_request(self._span, self._after)
         request = Request("POST", endpoint, wire.WATCH, await store._headers(), body)
-        async with store._http.stream(request, timeout_s=options.try_timeout_s, context=options.context) as stream:
+        async with store._http.stream(request, timeout_s=options.try_timeout_s, context=options.tls()) as stream:
             if stream.status != 200:
                 data = b"".join([piece async for piece in stream])
                 raise wire.read_error(data) if stream.status != 404 or b"code" in data else _no_store()

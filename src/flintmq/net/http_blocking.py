@@ -115,7 +115,7 @@ class _Connection:
             self._socket.settimeout(self._left_s(self._deadline))
             # an end without TLS's own word for it may be somebody's who wants the answer to look shorter
             self._socket = (context or ssl.create_default_context()).wrap_socket(
-                self._socket, server_hostname=endpoint.host, suppress_ragged_eofs=False
+                self._socket, server_hostname=endpoint.server_name, suppress_ragged_eofs=False
             )
         self.is_open = True
 

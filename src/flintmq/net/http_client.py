@@ -356,7 +356,7 @@ async def _connect_to(
     loop = asyncio.get_running_loop()
     secured: dict[str, Any] = {}
     if endpoint.is_secured:
-        secured = {"ssl": context or ssl.create_default_context(), "server_hostname": endpoint.host}
+        secured = {"ssl": context or ssl.create_default_context(), "server_hostname": endpoint.server_name}
     if endpoint.unix_path:
         _, connection = await loop.create_unix_connection(make, host, **secured)
     else:

@@ -70,7 +70,7 @@ class NoAnswer(ConnectionFailed):
 def no_connection(endpoint: Endpoint, error: OSError) -> NoAnswer:
     """Return the failure that an error of the operating system or of TLS means for a connection."""
     if isinstance(error, ssl.SSLError):
-        return NoAnswer(endpoint.address, reason_of(error), tls_name=endpoint.host)
+        return NoAnswer(endpoint.address, reason_of(error), tls_name=endpoint.server_name)
     number = error.errno or 0  # resolvers have negative ones, and words
     reason = os.strerror(number) if number > 0 else error.strerror or str(error)
     return NoAnswer(endpoint.address, reason, error)
@@ -83,12 +83,14 @@ class Endpoint(NamedTuple):
         scheme: ``http`` or ``https``.
         host: name or IP address, without brackets.
         unix_path: path of the unix socket to connect to in place of host and port; empty: none.
+        tls_name: name that the certificate has to be for; empty: the host.
     """
 
     scheme: str
     host: str
     port: int
     unix_path: str = ""
+    tls_name: str = ""
 
     @property
     def address(self) -> str:
@@ -99,6 +101,11 @@ class Endpoint(NamedTuple):
     def is_secured(self) -> bool:
         """Whether TLS is spoken there."""
         return self.scheme == "https"
+
+    @property
+    def server_name(self) -> str:
+        """The name that is expected in the certificate."""
+        return self.tls_name or self.host
 
 
 @dataclass(frozen=True, slots=True)

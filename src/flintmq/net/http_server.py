@@ -54,6 +54,7 @@ from flintmq.net.listen import Listener, listen
 from flintmq.net.origin import Origins, is_loopback_address
 from flintmq.net.tasks import tell
 from flintmq.net.tls_engine import NewEngine
+from flintmq.net.tls_or_plain import TlsOrPlain
 from flintmq.net.turns import SLICE_NS, Turns
 
 __all__ = [
@@ -173,7 +174,7 @@ class HttpServer:
         """Listen on ``host:port`` or on the path of a unix socket.
 
         Args:
-            new_tls: for HTTPS: makes the server's side of TLS for each connection.
+            new_tls: for HTTPS: makes the server's side of TLS for each connection. Who asks there in clear is told so.
 
         Raises:
             ListenFailed: it cannot be listened on.
@@ -243,7 +244,7 @@ class HttpServer:
 
     def _accept(self, loop: asyncio.AbstractEventLoop, new_tls: NewEngine | None) -> asyncio.Protocol:
         connection = self.new_connection(loop)
-        return connection if new_tls is None else SecureTransport(connection, new_tls(), loop)
+        return connection if new_tls is None else TlsOrPlain(connection, new_tls(), loop)
 
     def _forget_task(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)

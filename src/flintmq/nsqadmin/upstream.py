@@ -6,8 +6,9 @@ Rules of this file:
   several things one after the other: who let a look run out of time, and has answered nothing else meanwhile, has
   ``SUSPECTED_S`` for the next ones, until it answers or ``_SUSPECTED_FOR_S`` are over; so a page does not wait for the
   same daemon again and again.
-- Nothing is asked twice, because what was not answered may have been done; only an nsqd that wants TLS is asked again
-  over it, as it says itself.
+- Nothing is asked twice, because what was not answered may have been done; only an nsqd that has refused is: over TLS
+  if it wants that, as it says itself, or with the token.
+- Where options say how TLS is spoken, an nsqd is not shown the token in clear before it asks for one: it may want TLS.
 - A failure is a :class:`flintmq.nsqadmin.views.Missing` with words for people. No text shows a token.
 
 Source: NSQ's HTTP API (TLS_REQUIRED).
@@ -42,7 +43,7 @@ SUSPECTED_S = 0.4
 
 CONCURRENT_MAX = 64
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
-_ASKED_OVER_TLS_MAX = 1024
+_REMEMBERED_MAX = 1024
 _SUSPECTED_MAX = 1024
 _SUSPECTED_FOR_S = 8.0
 
@@ -96,10 +97,13 @@ class Upstream:
         self._change_s = options.http_client_request_timeout_ns / SECOND
         self._connect_s = options.http_client_connect_timeout_ns / SECOND
         self._over_tls: dict[str, int] = {}
+        self._wants_token: dict[str, None] = {}  # over plain HTTP
         self._suspected: dict[str, int] = {}  # until when, by address
         self._answered: OrderedDict[str, int] = OrderedDict()  # when they did last
         path = options.http_client_token_file
         self._token = TokenFile(path, env, "--http-client-token-file") if path else None
+        named = (options.http_client_tls_root_ca_file, options.http_client_tls_cert)
+        self._waits_for_401 = self._token is not None and (any(named) or options.http_client_tls_insecure_skip_verify)
         self._context()  # files that cannot be used stop a start
 
     async def close(self) -> None:
@@ -212,7 +216,7 @@ class Upstream:
     async def _ask(self, daemon: str, address: str, question: Question[Value], within_s: float) -> Value:
         try:
             async with asyncio.timeout(within_s), self._turns:
-                answer = await self._exchange(address, question, within_s)
+                answer = await self._exchange(daemon, address, question, within_s)
         except TimeoutError as error:
             raise NotAnswered(Missing(daemon, address, "slow", f"no answer within {within_s:g} s")) from error
         except (NoAnswer, OptionError) as error:
@@ -231,20 +235,27 @@ class Upstream:
             )
             raise NotAnswered(Missing(daemon, address, "unreadable", text)) from error
 
-    async def _exchange(self, address: str, question: Question[Any], within_s: float) -> Answer:
+    async def _exchange(self, daemon: str, address: str, question: Question[Any], within_s: float) -> Answer:
         port = self._over_tls.get(address)
         if port is not None:
             return await self._send(_over_tls(address, port), question, within_s)
-        answer = await self._send(f"http://{address}", question, within_s)
+        waits = self._waits_for_401 and daemon == "nsqd" and address not in self._wants_token
+        answer = await self._send(f"http://{address}", question, within_s, shows_token=not waits)
+        if answer.status == 401 and waits:
+            if len(self._wants_token) >= _REMEMBERED_MAX:
+                self._wants_token.clear()
+            self._wants_token[address] = None
+            answer = await self._send(f"http://{address}", question, within_s)
         if answer.status == 403 and (port := tls_port(answer.body)):
-            if len(self._over_tls) >= _ASKED_OVER_TLS_MAX:
+            if len(self._over_tls) >= _REMEMBERED_MAX:
                 self._over_tls.clear()
             self._over_tls[address] = port
             return await self._send(_over_tls(address, port), question, within_s)
         return answer
 
-    async def _send(self, base: str, question: Question[Any], within_s: float) -> Answer:
-        request = Request.to(question.method, base + question.target, await self._headers(), question.body)
+    async def _send(self, base: str, question: Question[Any], within_s: float, shows_token: bool = True) -> Answer:
+        headers = await self._headers(shows_token)
+        request = Request.to(question.method, base + question.target, headers, question.body)
         context = self._context() if request.endpoint.is_secured else None
         return await self._client.ask(
             request, timeout_s=within_s, connect_timeout_s=min(within_s, self._connect_s), context=context,
@@ -261,9 +272,9 @@ class Upstream:
             not options.http_client_tls_insecure_skip_verify,
         )
 
-    async def _headers(self) -> dict[str, str]:
+    async def _headers(self, shows_token: bool) -> dict[str, str]:
         headers = {"Accept": "application/vnd.nsq; version=1.0"}
-        if self._token is not None:
+        if self._token is not None and shows_token:
             headers["Authorization"] = f"Bearer {await self._token.current()}"
         return headers
 

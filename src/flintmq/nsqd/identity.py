@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flintmq.env import Env
+from flintmq.errors import without_credentials
 from flintmq.net.address import format_address
 from flintmq.nsqd.options import NsqdOptions, node_id_of
 from flintmq.options import daemon_version_line
@@ -53,9 +54,13 @@ class Identity:
         return node_id_of(self._hostname) if node_id is None else node_id
 
     def peer(self) -> PeerInfo:
-        """Return what a nsqlookupd is told of a plain nsqd."""
+        """Return what a nsqlookupd is told of a plain nsqd.
+
+        Without a port for HTTP it is told that for HTTPS: it takes nobody without one, and who asks there in clear is
+        told to use TLS.
+        """
         options, hostname = self._options, self._hostname
-        tcp, http = self.addresses.tcp, self.addresses.http
+        tcp, http = self.addresses.tcp, self.addresses.http or self.addresses.https
         return PeerInfo(
             version=self.version,
             tcp_port=options.broadcast_tcp_port or (tcp[1] if tcp else 0),
@@ -97,6 +102,7 @@ class Identity:
         """Return options that are not shown as they were given, by their name in a configuration file."""
         me = self.peer()
         return {
+            "cluster_store": [without_credentials(each) for each in self._options.cluster_store],
             "broadcast_address": me.broadcast_address,
             "broadcast_tcp_port": me.tcp_port,
             "broadcast_http_port": me.http_port,

@@ -1,7 +1,8 @@
 """nsqd's connections to its nsqlookupds: each told of every topic and channel, and pinged.
 
 Each nsqlookupd has a task of its own, so a slow one delays nobody. After a connection breaks it is tried again within
-a second, and everything is registered anew.
+a second, and everything is registered anew. Why that failed is logged, and again when the reason becomes another one: a
+nsqlookupd that was away may have something against this nsqd when it is back.
 
 Source: NSQ's nsqlookupd.
 """
@@ -42,6 +43,7 @@ _CONNECT_DEADLINE_S = 1.0
 _ANSWER_DEADLINE_S = 1.0
 _PING_INTERVAL_S = 15.0
 _RETRY_MIN_S, _RETRY_MAX_S = 0.5, 1.0
+_TELL_INTERVAL_NS = 5_000_000_000  # between two lines about reasons that take turns while there is no connection
 _CHANGES_MAX = 100_000  # then everything is registered anew instead
 PLAIN_WORDS = "plain"
 """``REGISTER topic [channel]``, which NSQ's knows."""
@@ -210,14 +212,15 @@ class LookupPeer:
         return YOUZAN_WORDS if _YOUZAN_VERSION in self.info.version else PLAIN_WORDS
 
     async def _run(self) -> None:
-        was_connected = True
+        was_connected, told, told_ns = True, "", 0
         while True:
             try:
                 await self._serve()
             except (OSError, TimeoutError, FlintError) as error:
-                if was_connected:
-                    reason = str(error) or "no answer"
+                reason, now_ns = str(error) or "no answer", self._env.clock.monotonic_ns()
+                if was_connected or (reason != told and now_ns - told_ns >= _TELL_INTERVAL_NS):
                     log.warning("nsqlookupd %s: %s; trying again until it answers", self.address, reason)
+                    told, told_ns = reason, now_ns
             was_connected = self.info is not None
             self.info = None
             self.tried.set()

@@ -65,6 +65,21 @@ _CLUSTER = "Cluster"
 _COMPRESSION = "Compression"
 
 
+def auth_url(address: str) -> str:
+    """Return where an auth server is asked: a URL as it is, anything else as NSQ completes it."""
+    return address if "://" in address else f"http://{address}/auth"
+
+
+@dataclass(frozen=True)
+class _AuthServer(Text):
+    """``host:port`` or a URL; one with a user or a query is made a URL here, of which these two are not shown."""
+
+    placeholder_text: str = "HOST:PORT"
+
+    def from_text(self, text: str) -> str:
+        return auth_url(text) if "@" in text or "?" in text else text
+
+
 @dataclass(frozen=True, kw_only=True)
 class NsqdOptions(Options):
     """The flags of nsqd; each attribute is the flag of the same name."""
@@ -119,7 +134,7 @@ class NsqdOptions(Options):
     broadcast_http_port: int = option(
         Integer(0, 65535, "port"),
         0,
-        "the HTTP port that nsqlookupd tells clients, 0 for the one that is listened on",
+        "the HTTP port that nsqlookupd tells clients, 0 for the one that is listened on, or that for HTTPS without it",
         group=_ADDRESSES,
     )
     lookupd_tcp_address: tuple[str, ...] = option(
@@ -404,7 +419,7 @@ class NsqdOptions(Options):
     )
 
     auth_http_address: tuple[str, ...] = option(
-        Items(Text("HOST:PORT")),
+        Items(_AuthServer()),
         (),
         "an HTTP server that says what a client may do",
         group=_AUTH,
@@ -502,7 +517,7 @@ class NsqdOptions(Options):
     cluster_store_root_ca_file: str = option(
         Text("FILE"),
         "",
-        "certificate authorities of the store",
+        "certificate authorities of the store; read again when it changes",
         group=_CLUSTER,
         origin="flintmq",
         default_text="those of the system",
@@ -510,7 +525,7 @@ class NsqdOptions(Options):
     cluster_store_cert: str = option(
         Text("FILE"),
         "",
-        "certificate shown to the store",
+        "certificate shown to the store; read again when it changes",
         group=_CLUSTER,
         origin="flintmq",
         default_text="none",
@@ -642,12 +657,26 @@ class NsqdOptions(Options):
         if 0 < self.memory_budget < MEMORY_BUDGET_MIN:
             allowed = f"it must be 0 or at least {MEMORY_BUDGET_MIN}"
             raise OptionError("memory_budget", str(self.memory_budget), allowed, "argument")
+        self._check_auth_servers()
         check_http_auth(self)
         check_origins(self.http_allow_origin)
         self._check_cluster()
         refusal = check_node(self.settings)
         if refusal is not None:
             raise OptionError("dead_letter_topic", self.dead_letter_topic, refusal, "argument")
+
+    def _check_auth_servers(self) -> None:
+        addresses = self.auth_http_address
+        if not addresses:
+            return
+        from flintmq.net.http_exchange import NoAnswer, Request  # for those who have one
+
+        for number, address in enumerate(addresses, 1):
+            try:
+                Request.to("GET", auth_url(address)).encode()
+            except NoAnswer as error:  # which shows nothing of the URL
+                what = f"server {number} of {len(addresses)} can never be asked: {error.reason}"
+                raise OptionError("auth_http_address", "", what, "argument") from None
 
     def _check_cluster(self) -> None:
         if not self.cluster_store:

@@ -23,7 +23,7 @@ from flintmq.net import early_stop, regex, supervisor
 from flintmq.net import log as logs
 from flintmq.net.debug import DebugApi
 from flintmq.net.http_auth import HttpAuth
-from flintmq.net.http_messages import JSON_TYPE, NSQ_TYPE, Request, Response
+from flintmq.net.http_messages import Request, Response
 from flintmq.net.http_router import Router
 from flintmq.net.http_server import HttpServer
 from flintmq.net.listen import Listener, listen
@@ -32,6 +32,7 @@ from flintmq.net.loop import end_undisturbed, loop_factory
 from flintmq.net.networks import Networks
 from flintmq.net.origin import Origins, local_names
 from flintmq.net.tls import VERIFY_IF_GIVEN
+from flintmq.net.tls_or_plain import tls_required
 from flintmq.nsqd.api.config import Running
 from flintmq.nsqd.api.routes import PERMISSIONS, Api
 from flintmq.nsqd.client import Clients
@@ -179,9 +180,7 @@ class Nsqd:
 
     def _require_tls(self, request: Request) -> Response:
         """The answer to every plain request when TLS is required; NSQ's clients follow it to the other port."""
-        https = self.addresses.https
-        body = f'{{"message": "TLS_REQUIRED", "https_port": {https[1] if https else 0}}}'
-        return Response(403, body.encode(), (JSON_TYPE, NSQ_TYPE))
+        return tls_required(self.addresses.https)
 
     def _change_options(self, options: NsqdOptions) -> None:
         """Put options that may change at run time into force: the nsqlookupds and the log level."""

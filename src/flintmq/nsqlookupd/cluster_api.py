@@ -391,7 +391,7 @@ def _top_rows(loads: Loads, view: View, count: int) -> list[dict[str, Any]]:
 
 
 def _address(record: LookupdRecord) -> LookupdAddress:
-    return LookupdAddress(record.host, record.tcp_port, record.http_port)
+    return LookupdAddress(record.host, record.tcp_port, record.http_port, record.https_port)
 
 
 def _node(leader: Leader) -> NsqdNode:

@@ -854,8 +854,17 @@ class Coordinator:
                 }
                 for name, node in sorted(view.nodes.items())
             ],
+            "away": [self._away_row(node) for node in sorted(view.held) if node not in view.nodes],
             "unreadable": [{"key": key, "reason": error.reason} for key, error in sorted(view.unreadable.items())],
         }
+
+    def _away_row(self, node: str) -> dict[str, object]:
+        """Return what is known of a node that has copies, or is to have some, and is not there."""
+        host, tcp_port, http_port = self.view.place(node)
+        held = len(self.view.held[node])
+        return {
+            "node": node, "host": host, "tcp_port": tcp_port, "http_port": http_port, "holds": held, "is_away": True,
+        }  # fmt: skip
 
     def _drain_row(self, node: str) -> dict[str, object]:
         """Return how far it is that a node has nothing any more."""

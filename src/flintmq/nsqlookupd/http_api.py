@@ -52,15 +52,20 @@ _KNOWN = (*_LOOKUP, "metaInfo", "force", "partition_num", "move_leader", "move_f
 
 @dataclass(frozen=True, slots=True)
 class LookupdAddress:
-    """A nsqlookupd as ``/listlookup`` has it."""
+    """A nsqlookupd as ``/listlookup`` has it.
+
+    Attributes:
+        https_port: 0: it has none, or one that nobody has told us of. The redesigned NSQ has no word for it.
+    """
 
     host: str
     tcp_port: int
     http_port: int
+    https_port: int = 0
 
     def row(self) -> dict[str, Any]:
         """Return it as it stands in the answer; ports are strings there."""
-        return {
+        row = {
             "ID": f"{self.host}:0:{self.tcp_port}:nsqlookup",
             "NodeIP": self.host,
             "TcpPort": str(self.tcp_port),
@@ -68,6 +73,7 @@ class LookupdAddress:
             "RpcPort": "0",
             "Epoch": 0,
         }
+        return {**row, "HttpsPort": str(self.https_port)} if self.https_port else row
 
 
 def build_router(

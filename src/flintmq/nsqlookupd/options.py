@@ -150,7 +150,7 @@ class NsqlookupdOptions(Options):
     cluster_store_root_ca_file: str = option(
         Text("FILE"),
         "",
-        "certificate authorities of the store",
+        "certificate authorities of the store; read again when it changes",
         group=_PRODUCERS,
         origin="flintmq",
         default_text="those of the system",
@@ -158,7 +158,7 @@ class NsqlookupdOptions(Options):
     cluster_store_cert: str = option(
         Text("FILE"),
         "",
-        "certificate shown to the store",
+        "certificate shown to the store; read again when it changes",
         group=_PRODUCERS,
         origin="flintmq",
         default_text="none",

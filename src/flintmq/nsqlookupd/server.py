@@ -211,12 +211,14 @@ class Nsqlookupd:
         host, http_port = self.http_address
         is_reachable = http_port != PATH_PORT and host not in ("", "0.0.0.0", "::")
         name = options.broadcast_address or (host if is_reachable else self._env.hostname)
-        return LookupdAddress(name, self.tcp_address[1], http_port)
+        https_port = 0 if self.https_address is None else max(0, self.https_address[1])  # a unix socket has none
+        return LookupdAddress(name, self.tcp_address[1], http_port, https_port)
 
     def _record(self) -> LookupdRecord:
         address = self._own_address()
         lookupd, incarnation = (f"{self._env.random.getrandbits(64):016x}" for _ in range(2))
-        return LookupdRecord(lookupd, incarnation, address.host, address.tcp_port, address.http_port)
+        ports = (address.tcp_port, address.http_port, address.https_port)
+        return LookupdRecord(lookupd, incarnation, address.host, *ports)
 
     def _info(self) -> LookupdInfo:
         """Return the answer to an nsqd's IDENTIFY."""

@@ -15,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 from urllib.parse import urlencode
 
 import msgspec
@@ -36,6 +37,9 @@ _REGISTERED_WITHIN_S = 5.0
 _CONCURRENT_MAX = 16
 _MESSAGE_SIZE_MAX = 300
 _ALIGN_AGAIN_S = 5.0
+_INCAPABLE_TOLD_MAX = 3
+_WANTS_TLS = "wants TLS, which nsqlookupd does not speak to nsqd: start it with --tls-required=tcp-https"
+_WANTS_TOKEN = "asks for a token that it knows: give nsqlookupd --nsqd-http-token-file"
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +50,16 @@ class _Info(msgspec.Struct):
 
 class _Refusal(msgspec.Struct):
     message: str = ""
+
+
+class _Incapable(NamedTuple):
+    """An nsqd that cannot be given partitions, and why; ends a sentence about it."""
+
+    node: NsqdNode
+    why: str
+
+    def __str__(self) -> str:
+        return f"nsqd {self.node.http_address} {self.why}"
 
 
 class TopicAdmin:
@@ -94,7 +108,7 @@ class TopicAdmin:
         while True:
             async with self._lock:
                 for node in self._database.behind(topic):
-                    if node.node_id not in deaf and not await self._is_capable(node):
+                    if node.node_id not in deaf and await self._why_incapable(node):
                         deaf[node.node_id] = None
                 behind = [node for node in self._database.behind(topic) if node.node_id not in deaf]
                 if not behind:
@@ -163,12 +177,13 @@ class TopicAdmin:
             missing = [number for number in range(meta.partition_num) if number not in placed]
             if not missing:
                 return
-            nodes = await self._capable_nodes()
+            nodes, incapable = await self._capable_nodes()
             loads = self._loads(nodes)
             try:
                 chosen = place(meta.partition_num, loads, placed)
             except NoNodes as error:
-                raise HttpError(400, f"ErrType:9 ErrCode:1 : No node is available for topic - {error}") from None
+                why = _none_takes_any(incapable) if incapable else error
+                raise HttpError(400, f"ErrType:9 ErrCode:1 : No node is available for topic - {why}") from None
             by_node: dict[str, list[int]] = {}
             for number, node_id in chosen.items():
                 by_node.setdefault(node_id, []).append(number)
@@ -204,21 +219,38 @@ class TopicAdmin:
             text = f"partitions {missing} of topic {topic} are created and not registered here yet; ask again"
             raise HttpError(500, text) from None
 
-    async def _capable_nodes(self) -> dict[str, NsqdNode]:
-        """Return live nodes that know of partitions; NSQ's own nsqd would make a plain topic and say OK."""
-        listed_nodes = (listed.node for listed in self._database.nodes(self._clock.monotonic_ns()))
-        active = [node for node in listed_nodes if not node.is_draining]
-        by_address = {(node.broadcast_address, node.http_port): node for node in active if node.http_port > 0}
-        answers = await asyncio.gather(*(self._is_capable(node) for node in by_address.values()))
-        return {node.node_id: node for node, is_capable in zip(by_address.values(), answers, strict=True) if is_capable}
+    async def _capable_nodes(self) -> tuple[dict[str, NsqdNode], list[_Incapable]]:
+        """Return live nodes that know of partitions, and all others; NSQ's own would make a plain topic and say OK."""
+        capable: dict[str, NsqdNode] = {}
+        incapable: list[_Incapable] = []
+        asked: dict[tuple[str, int], NsqdNode] = {}
+        for listed in self._database.nodes(self._clock.monotonic_ns()):
+            node = listed.node
+            if node.is_draining:
+                incapable.append(_Incapable(node, "is being drained"))
+            elif node.http_port <= 0:
+                incapable.append(_Incapable(node, "has no HTTP port: start it with --http-address"))
+            else:
+                asked[node.broadcast_address, node.http_port] = node
+        answers = await asyncio.gather(*map(self._why_incapable, asked.values()))
+        for node, why in zip(asked.values(), answers, strict=True):
+            if why:
+                incapable.append(_Incapable(node, why))
+            else:
+                capable[node.node_id] = node
+        return capable, incapable
 
-    async def _is_capable(self, node: NsqdNode) -> bool:
+    async def _why_incapable(self, node: NsqdNode) -> str:
+        """Ask an nsqd whether it knows of partitions; return why it cannot be given any, empty if it can."""
         try:
             status, body = await self.ask("GET", node, "/info")
-            return status == 200 and bool(msgspec.json.decode(body, type=_Info).flintmq_version)
-        except (ConnectionFailed, *UNREADABLE_JSON) as error:
-            _log.warning("nsqd %s gets no partitions: %s", node.http_address, error)
-            return False
+        except ConnectionFailed as error:
+            why = f"does not answer: {error.reason}"
+        else:
+            why = _why_not(status, body)
+        if why:
+            _log.warning("nsqd %s gets no partitions: it %s", node.http_address, why)
+        return why
 
     def _loads(self, nodes: Iterable[str]) -> dict[str, int]:
         loads = dict.fromkeys(nodes, 0)
@@ -285,6 +317,8 @@ class TopicAdmin:
             return f"nsqd {node.http_address}: {error}"
         if status in (200, also_fine):
             return ""
+        if _is_for_tls(status, body):
+            return f"nsqd {node.http_address} {_WANTS_TLS}"
         try:
             reason = msgspec.json.decode(body, type=_Refusal).message
         except UNREADABLE_JSON:
@@ -307,3 +341,34 @@ class TopicAdmin:
         timeouts = {"connect_timeout_s": _CONNECT_TIMEOUT_S, "request_timeout_s": _ANSWER_TIMEOUT_S}
         token = "" if self._token is None else await self._token.current()
         return await ask(method, host, node.http_port, target, **timeouts, token=token)
+
+
+def _is_for_tls(status: int, body: bytes) -> bool:
+    """Return whether an answer is that of an nsqd which wants TLS; one without an HTTPS port says so, too."""
+    if status != 403:
+        return False
+    try:
+        return msgspec.json.decode(body, type=_Refusal).message == "TLS_REQUIRED"
+    except UNREADABLE_JSON:
+        return False
+
+
+def _why_not(status: int, body: bytes) -> str:
+    """Return why an nsqd with this answer to ``/info`` cannot be given partitions; empty if it can."""
+    if _is_for_tls(status, body):
+        return _WANTS_TLS
+    if status == 401:
+        return _WANTS_TOKEN
+    if status != 200:
+        return f"answers {status} to /info"
+    try:
+        is_ours = bool(msgspec.json.decode(body, type=_Info).flintmq_version)
+    except UNREADABLE_JSON:
+        return "gives an answer to /info that cannot be read"
+    return "" if is_ours else "is not FlintMQ's"
+
+
+def _none_takes_any(incapable: Sequence[_Incapable]) -> str:
+    told = "; ".join(map(str, incapable[:_INCAPABLE_TOLD_MAX]))
+    more = len(incapable) - _INCAPABLE_TOLD_MAX
+    return f"none of those registered can be given partitions: {told}{f'; and {more} more' if more > 0 else ''}"

@@ -1,18 +1,25 @@
 """A table of options as text: ``--help``, ``--show-config``, the reference page, the example file.
 
-The rules of this file: everything is derived from the rows; no option is named here.
+The rules of this file: everything is derived from the rows; no option is named here. What is shown of a running program
+goes into tickets and chats: a secret that stands in a value is not shown, whichever option it is.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
+from flintmq.errors import without_credentials
 from flintmq.options.resolve import Resolved
 from flintmq.options.table import Options, Row, rows, variable_prefix
 
 _WIDTH = 100
+_NAMED_SECRET = re.compile(
+    r"(?i)([\w-]*(?:secret|token|password|authorization|cookie|api-?key)[\w-]*(?:,|:(?![0-9]{1,5}$)) *)(?!env:|file:).+"
+)
+"""``auth_secret,xyz`` and ``Authorization: xyz``, but neither a port behind the name of a host nor a reference."""
 _COMMAND_FLAGS = (
     ("--config FILE", "TOML file to read options from"),
     ("--show-config", "print every option, its value and where it came from, and exit"),
@@ -55,7 +62,7 @@ def help_text(table: type[Options]) -> str:
 
 
 def show_config(resolved: Resolved[Options]) -> str:
-    """Return all options as a TOML file, each with its origin as a comment."""
+    """Return all options as a TOML file, each with its origin as a comment; ``***`` stands for secrets."""
     entries = [
         (
             f"{row.key} = {row.kind.toml(value)}" if value is not None else f"# {row.key}",
@@ -63,10 +70,21 @@ def show_config(resolved: Resolved[Options]) -> str:
         )
         for row in rows(type(resolved.options))
         if not row.deprecated
-        for value in [getattr(resolved.options, row.attribute)]
+        for value in [_without_secrets(getattr(resolved.options, row.attribute))]
     ]
     width = min(60, max(len(text) for text, _ in entries))
     return "".join(f"{text:<{width}}  # {source}\n" for text, source in entries)
+
+
+def _without_secrets(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_without_secrets, value))
+    if not isinstance(value, str):
+        return value
+    named = _NAMED_SECRET.fullmatch(value)
+    if named is not None:
+        return f"{named[1]}***"
+    return without_credentials(value) if "://" in value else value
 
 
 def example_file(table: type[Options]) -> str:

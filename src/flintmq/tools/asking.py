@@ -1,12 +1,14 @@
 """Ask nsqd and nsqlookupd over HTTP what the utilities want to know.
 
 Rules of this file: several are asked at the same time; whoever needs all of them says so, for others it is an error
-only that none answers, and who does not is told.
+only that none answers, and who does not is told. Anybody can register with nsqlookupd's TCP port: where that is
+asked over HTTPS, or an option says how TLS is spoken, an nsqd that it names is shown the token over TLS only.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import ssl
 from collections.abc import Mapping, Sequence
@@ -16,12 +18,13 @@ from urllib.parse import quote
 
 import msgspec
 
+from flintmq.client.admin.route import Route, Step, TokenWithheld
 from flintmq.client.security import Token, obtain_token
 from flintmq.env import Env
 from flintmq.errors import UNREADABLE_JSON, FlintError, OptionError, UsageError
 from flintmq.net.http_auth import TokenFile
 from flintmq.net.http_client import HttpClient
-from flintmq.net.http_exchange import Answer, NoAnswer, Request, tls_port
+from flintmq.net.http_exchange import Answer, NoAnswer, Request
 from flintmq.net.tls import client_context
 from flintmq.options import SECOND, Address, Duration, Options, Switch, Text, option
 
@@ -30,8 +33,8 @@ log = logging.getLogger(__name__)
 HTTP = "HTTP"
 _HTTP_OK = 200
 _HTTP_UNAUTHORIZED = 401
-_HTTP_FORBIDDEN = 403
 _HTTP_NOT_FOUND = 404
+_ROUTES_MAX = 1024
 
 
 class NoneAnswers(FlintError):
@@ -90,7 +93,8 @@ class SecuredAskingOptions(AskingOptions):
             is_verified=not self.http_client_tls_insecure_skip_verify,
         )
         token = TokenFile(self.http_client_token_file, Env()).now if self.http_client_token_file else None
-        return Asker(self, context, token)
+        named = (self.http_client_tls_root_ca_file, self.http_client_tls_cert)
+        return Asker(self, context, token, wants_tls=any(named) or self.http_client_tls_insecure_skip_verify)
 
 
 def check_address(flag: str, address: str) -> None:
@@ -129,16 +133,33 @@ class Asker:
     Args:
         context: for ``https``: whom to trust, what to show.
         token: shown to all who are asked; a function is called for each question.
+        wants_tls: an option says how TLS is spoken: over plain HTTP the token is not shown before it is asked for.
     """
 
     def __init__(
-        self, options: AskingOptions, context: ssl.SSLContext | None = None, token: Token | None = None
+        self,
+        options: AskingOptions,
+        context: ssl.SSLContext | None = None,
+        token: Token | None = None,
+        wants_tls: bool = False,
     ) -> None:
         self._context = context
         self._token = token
+        self._wants_tls = wants_tls
+        self._token_in_clear = True
+        self._routes: dict[str, Route] = {}
         self._client = HttpClient()
         self._timeout_s = options.http_client_request_timeout_ns / SECOND
         self._connect_timeout_s = options.http_client_connect_timeout_ns / SECOND
+
+    def of_nsqd(self, lookupds: Sequence[str]) -> Asker:
+        """Return who asks the nsqd that these nsqlookupd name; none: those that were named by hand."""
+        found = copy.copy(self)
+        found._routes = {}
+        found._token_in_clear = not lookupds or not (
+            self._wants_tls or any(each.startswith("https://") for each in lookupds)
+        )
+        return found
 
     async def ask(self, address: str, path: str, **arguments: str) -> Any:
         """Return what one answers; None where there is no such thing.
@@ -149,10 +170,7 @@ class Asker:
         query = "&".join(f"{name}={quote(value, safe='')}" for name, value in arguments.items())
         target = path + (f"?{query}" if query else "")
         base = (address if "://" in address else f"http://{address}").rstrip("/")
-        answer = await self._send(base + target)
-        if answer.status == _HTTP_FORBIDDEN and self._context is not None and (port := tls_port(answer.body)):
-            host = base.partition("://")[2].rpartition(":")[0]
-            answer = await self._send(f"https://{host}:{port}{target}")
+        answer = await self._answer(address, base, target)
         if answer.status == _HTTP_NOT_FOUND:
             return None
         if answer.status != _HTTP_OK:
@@ -165,9 +183,38 @@ class Asker:
         # nsqd and nsqlookupd of long ago put everything into "data"
         return found["data"] if isinstance(found, dict) and isinstance(found.get("data"), dict) else found
 
-    async def _send(self, url: str) -> Answer:
+    async def _answer(self, address: str, base: str, target: str) -> Answer:
+        route = self._routes.get(base)
+        if route is None:
+            if len(self._routes) >= _ROUTES_MAX:
+                self._routes.clear()
+            route = self._routes[base] = Route(
+                base, has_token=self._token is not None, waits_for_401=self._wants_tls,
+                token_in_clear=self._token_in_clear,
+            )  # fmt: skip
+        step: Step | None = route.first()
+        while step is not None:
+            sent = step
+            try:
+                answer = await self._send(sent.base + target, sent.shows_token)
+            except NoAnswer:
+                route.failed(sent)
+                raise
+            step = route.after(sent, answer.status, answer.body)
+        try:
+            route.check(sent, answer.status, f"GET {target}")
+        except TokenWithheld as error:
+            reason = (
+                "it asks for a token over plain HTTP, and an nsqd that nsqlookupd names gets it over TLS only; in "
+                "place of nsqlookupd, --nsqd-http-address=https://HOST:PORT asks its HTTPS port, and "
+                f"--nsqd-http-address={address} shows it the token in clear"
+            )
+            raise NoAnswer(address, reason) from error
+        return answer
+
+    async def _send(self, url: str, shows_token: bool) -> Answer:
         headers = {"Accept": "application/vnd.nsq; version=1.0"}
-        if self._token is not None:
+        if self._token is not None and shows_token:
             headers["Authorization"] = f"Bearer {await asyncio.to_thread(obtain_token, self._token)}"
         request = Request.to("GET", url, headers)
         context = self._context if request.endpoint.is_secured else None

@@ -4,6 +4,7 @@ Rules of this file:
 
 - The first nsqlookupd that answers is asked, and a change is sent to that one alone, once: whoever it is hands it on to
   the master. One that is in no cluster is told so before anything is changed.
+- Who answers is found by looks: one that is silent for ``_TURN_S`` holds nobody up, the next one is asked beside it.
 - stdout has the answer, a table or with ``--json`` a line of JSON for each thing; how far something is goes to stderr.
 - Where there is no cluster, ``topic`` and ``node`` ask the single nsqds (:mod:`flintmq.tools.shell`), as far as they
   can.
@@ -20,16 +21,20 @@ import os
 import re
 import shutil
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import msgspec
 
-from flintmq.client.admin.health import NOTE, is_whole, store_away, troubles
+from flintmq.client.admin.health import NOTE, away_nodes, is_whole, store_away, troubles
 from flintmq.client.admin.question import HttpRefused
 from flintmq.client.admin.results import ClusterStatus, ClusterTopic, Move
+from flintmq.client.admin.route import wants_tls
 from flintmq.errors import ConnectionFailed, FlintError, UsageError
 from flintmq.options import nearest
 from flintmq.sync import ConnectionOptions, LookupdAdmin, NsqdAdmin
@@ -42,6 +47,8 @@ from flintmq.topic_meta import REPLICATOR_MAX, usual_min_in_sync
 
 _LOOKUPD = "localhost:4161"
 _POLL_S = 0.5
+_TURN_S = 3.0
+"""After so long without an answer the next nsqlookupd is asked as well."""
 _SHOWN_MAX = 8
 """Partitions that are named one by one."""
 _WINDOW = re.compile(r"([01]\d|2[0-3])-([01]\d|2[0-4])")
@@ -78,8 +85,13 @@ class Command:
         self._options = ConnectionOptions(
             tls_ca_file=given.tls_root_ca_file, tls_cert=given.tls_cert, tls_key=given.tls_key
         )
-        self._admin: LookupdAdmin | None = None
+        self._admins = [
+            LookupdAdmin(address, timeout=given.deadline, token=self._token, options=self._options)
+            for address in given.address or [_LOOKUPD]
+        ]  # the one that answered last is the first
+        self._is_found = False
         self._said = ""
+        self._silent: set[str] = set()
 
     # --- asking
 
@@ -87,30 +99,27 @@ class Command:
         """Return the state of the cluster, of the first nsqlookupd that answers.
 
         Raises:
-            ConnectionFailed: none does.
-            HttpRefused: it is in no cluster, or refuses.
+            NobodyAnswers: none does.
+            NoCluster: it is in no cluster.
+            HttpRefused: it refuses.
         """
-        failures: list[str] = []
-        given = self.given
-        for address in [self._admin.address] if self._admin else given.address or [_LOOKUPD]:
-            admin = LookupdAdmin(
-                address,
-                timeout=given.deadline,
-                token=self._token,
-                options=self._options,
-            )
-            try:
-                status = admin.cluster_status(topic=topic)
-            except ConnectionFailed as error:
-                failures.append(str(error))
-                continue
-            except HttpRefused as error:
-                if error.status == 404:
-                    raise NoCluster(address) from error
-                raise
-            self._admin = admin
-            return status
-        raise NobodyAnswers(failures)
+        try:
+            found, status = _first_answer(self._admins, topic, self.given.deadline.total_seconds(), self._tell_silent)
+        except HttpRefused as error:
+            if error.status == 404:
+                raise NoCluster(error.address) from error
+            raise
+        self._admins.remove(found)
+        self._admins.insert(0, found)
+        self._is_found = True
+        return status
+
+    def _tell_silent(self, silent: LookupdAdmin, following: LookupdAdmin | None) -> None:
+        """Say that a nsqlookupd does not answer, once of each: else who waits for it would not know for whom."""
+        if silent.address not in self._silent:
+            self._silent.add(silent.address)
+            then = f"{following.address} is asked as well" if following else "it is waited for until --timeout"
+            print(f"nsqlookupd {silent.address} does not answer yet; {then}", file=sys.stderr, flush=True)
 
     @property
     def admin(self) -> LookupdAdmin:
@@ -119,14 +128,20 @@ class Command:
         Raises:
             FlintError: as :meth:`status`.
         """
-        if self._admin is None:
+        if not self._is_found:
             self.status("")
-        assert self._admin is not None
-        return self._admin
+        return self._admins[0]
 
     def nsqd(self, address: str) -> NsqdAdmin:
-        """Return one to ask an nsqd with, as the nsqlookupd is asked."""
-        return NsqdAdmin(address, timeout=self.given.deadline, token=self._token, options=self._options)
+        """Return one to ask an nsqd with that the nsqlookupd names: the token is shown to it as to that."""
+        is_secured = wants_tls(self._options) or self.admin.address.startswith("https://")
+        return NsqdAdmin(
+            address,
+            timeout=self.given.deadline,
+            token=self._token,
+            options=self._options,
+            token_in_clear=not is_secured,
+        )
 
     def moves(self) -> list[Move]:
         """Return what is being moved; nothing where the master does not tell."""
@@ -238,6 +253,61 @@ class Command:
             return f"topic {topic}, {found[0].text}"
         extra = next((each for each in row.partitions if len(each.replicas) > row.replicator or each.leaving), None)
         return f"topic {topic}, partition {extra.partition}: copies are to go" if extra is not None else ""
+
+
+def _first_answer(
+    admins: Sequence[LookupdAdmin],
+    topic: str | None,
+    within_s: float,
+    tell: Callable[[LookupdAdmin, LookupdAdmin | None], None],
+) -> tuple[LookupdAdmin, ClusterStatus]:
+    """Ask for the state of the cluster, one nsqlookupd after the other, until one answers, whichever that is.
+
+    The next one is asked when one has failed, or for ``_TURN_S`` none has answered; an answer of those before it counts
+    still. A thread that waits for one that is silent ends with the process.
+
+    Args:
+        within_s: how long each of them may take; all are asked within that time.
+        tell: is called with one that is silent, and the one that is asked next, if there is one.
+
+    Raises:
+        NobodyAnswers: none does.
+        HttpRefused: the first that answers refuses.
+    """
+    answers: SimpleQueue[tuple[LookupdAdmin, ClusterStatus | Exception]] = SimpleQueue()
+
+    def ask(admin: LookupdAdmin) -> None:
+        try:
+            answers.put((admin, admin.cluster_status(topic=topic)))
+        except Exception as error:  # noqa: BLE001 - it is for who waits for the answer
+            answers.put((admin, error))
+
+    turn_s = min(_TURN_S, within_s / len(admins))
+    ends_s = time.monotonic() + within_s + turn_s * len(admins)  # whatever holds a thread up, such as a resolver
+    left, silent, failures = deque(admins), deque[LookupdAdmin](), list[str]()
+    while left or silent:
+        if left:
+            silent.append(left.popleft())
+            threading.Thread(target=ask, args=(silent[-1],), daemon=True).start()
+        try:
+            admin, answer = answers.get(timeout=turn_s)
+        except Empty:
+            tell(silent[-1], left[0] if left else None)
+            if left:
+                continue
+            try:
+                admin, answer = answers.get(timeout=max(0.0, ends_s - time.monotonic()))
+            except Empty:
+                failures += [f"{each.address} does not answer" for each in silent]
+                break
+        silent.remove(admin)
+        if isinstance(answer, ConnectionFailed):
+            failures.append(str(answer))
+        elif isinstance(answer, Exception):
+            raise answer
+        else:
+            return admin, answer
+    raise NobodyAnswers(failures)
 
 
 def _print_json(value: Any) -> None:
@@ -539,7 +609,8 @@ def _topic_acknowledge_loss(command: Command) -> int:
 
 def _node_list(command: Command) -> int:
     status = command.status("")
-    command.answer(status.nodes, lambda: tables.nodes_text(status, command.width))
+    nodes = [*status.nodes, *away_nodes(status)]
+    command.answer(nodes, lambda: tables.nodes_text(status, command.width))
     return 0
 
 
@@ -767,7 +838,8 @@ def _add_common(parser: argparse.ArgumentParser, verb: _Verb) -> None:
                         help=f"a nsqlookupd, or https://...; several (repeat it, or commas): the first that answers; "
                         f"{_LOOKUPD}; {VARIABLES['lookupd']}")  # fmt: skip
     common.add_argument("--timeout", dest="deadline", type=duration, default=timedelta(seconds=45), metavar="45s",
-                        help="until an answer must be there")  # fmt: skip
+                        help=f"until an answer must be there; after {_TURN_S:g}s another nsqlookupd is asked "
+                        "as well")  # fmt: skip
     common.add_argument("--token", metavar="REF", help=f"bearer token: env:NAME or file:/path; {VARIABLES['token']}")
     common.add_argument("--token-file", metavar="FILE", help=f"with a bearer token; or set {TOKEN_VARIABLE}")
     common.add_argument("--tls-root-ca-file", metavar="FILE", help="PEM file with the authorities to trust")

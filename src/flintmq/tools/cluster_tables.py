@@ -1,14 +1,15 @@
 """A cluster's state as text for people: tables that fit a terminal.
 
-Rules of this file: no IO; nodes are called by their address where they live, else by their id.
+Rules of this file: no IO; nodes are called by their address, those that are away by their last one and that word, or by
+their id where no address is known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-from flintmq.client.admin.health import NOTE, store_away, troubles
+from flintmq.client.admin.health import NOTE, away_nodes, live_in_sync, store_away, troubles
 from flintmq.client.admin.results import ClusterNode, ClusterStatus, ClusterTopic, Drain, Move
 from flintmq.tools.tables import table
 
@@ -18,7 +19,8 @@ _NOT_KNOWN = "not known"
 
 def names_of(status: ClusterStatus) -> dict[str, str]:
     """Return what nodes are called, by id."""
-    return {node.node: node.address for node in status.nodes}
+    away = {node.node: f"{node.address} (away)" for node in away_nodes(status)}
+    return away | {node.node: node.address for node in status.nodes}
 
 
 def status_text(status: ClusterStatus, width: int) -> str:
@@ -43,7 +45,7 @@ def status_text(status: ClusterStatus, width: int) -> str:
 
 
 def nodes_text(status: ClusterStatus, width: int) -> str:
-    """Return one line for each node."""
+    """Return one line for each node; those that are away last, with the address that they had."""
     drains = {each.node: each for each in status.drains}
     titles = ("NODE", "ID", "ZONE", "LEADS", "HOLDS", "STATE")
     rows = [
@@ -57,11 +59,21 @@ def nodes_text(status: ClusterStatus, width: int) -> str:
         )
         for node in status.nodes
     ]
-    known = {node.node for node in status.nodes}
+    away = away_nodes(status)
     rows += [
-        ("-", each.node, "-", "0", str(each.left), "away; " + _draining(each))
-        for each in status.drains
-        if each.node not in known
+        (
+            f"was {node.address}" if node.host else "-",
+            node.node,
+            "-",
+            "0",
+            str(node.holds),
+            _NOT_KNOWN if store_away(status) else _away(drains.get(node.node)),
+        )
+        for node in away
+    ]
+    known = {node.node for node in (*status.nodes, *away)}
+    rows += [
+        ("-", each.node, "-", "0", str(each.left), _away(each)) for each in status.drains if each.node not in known
     ]
     return table(titles, rows, width) if rows else "no nsqd is in the cluster"
 
@@ -72,6 +84,10 @@ def _state(node: ClusterNode, drain: Drain | None) -> str:
     if drain is not None:
         return _draining(drain)
     return "drains" if node.is_draining else "up"
+
+
+def _away(drain: Drain | None) -> str:
+    return "away" if drain is None else f"away; {_draining(drain)}"
 
 
 def _draining(drain: Drain) -> str:
@@ -86,17 +102,26 @@ def topics_text(status: ClusterStatus, width: int) -> str:
     rows = []
     for topic in status.topics:
         led = sum(bool(each.leader) for each in topic.partitions)
-        in_sync = sum(sum(node in live for node in each.in_sync) for each in topic.partitions)
+        in_sync = sum(len(live_in_sync(each, live)) for each in topic.partitions)
         wanted = topic.replicator * len(topic.partitions)
-        state = "is being deleted" if topic.is_deleting else "whole" if in_sync >= wanted else "copies lack"
-        if led < len(topic.partitions) and not topic.is_deleting:
-            state = f"{len(topic.partitions) - led} without a leader"
-        if store_away(status):
-            state = _NOT_KNOWN
+        state = _NOT_KNOWN if store_away(status) else _topic_state(topic, live)
         count = str(len(topic.partitions))
         rows.append((topic.topic, count, str(topic.replicator), str(led), f"{in_sync} of {wanted}", state))
     titles = ("TOPIC", "PARTITIONS", "COPIES", "LED", "IN SYNC", "STATE")
     return table(titles, rows, width) if rows else "the cluster has no topics"
+
+
+def _topic_state(topic: ClusterTopic, live: Container[str]) -> str:
+    """Return in a few words how a topic is: first what nobody can do."""
+    if topic.is_deleting:
+        return "is being deleted"
+    unled = sum(not each.leader for each in topic.partitions)
+    counts = [len(live_in_sync(each, live)) for each in topic.partitions if each.leader]
+    stopped = sum(count < topic.min_in_sync for count in counts)
+    stops = [f"{unled} without a leader" if unled else "", f"{stopped} acknowledge nothing" if stopped else ""]
+    if any(stops):
+        return ", ".join(filter(None, stops))
+    return "whole" if all(count >= topic.replicator for count in counts) else "copies lack"
 
 
 def topic_text(topic: ClusterTopic, status: ClusterStatus, width: int) -> str:

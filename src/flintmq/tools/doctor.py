@@ -5,8 +5,10 @@ Rules of this file:
 - It only looks: nothing is published, created or subscribed.
 - A finding says what was seen and, unless all is well, what to do. One part that does not answer hides no other.
 - Every question has a deadline (``--timeout``); nsqd are asked at the same time, at most 32 at once.
-- The token is shown to the nsqlookupds that are named, and to the nsqd that they list; but not in clear to an nsqd that
-  was found over HTTPS alone.
+- An nsqd whose HTTP port nobody says is asked at the port behind its TCP port, as all commands have it. What was not
+  looked at, because HTTP does not answer, is said.
+- The token is shown to the nsqlookupds and nsqd that are named, and to the nsqd that they list; but not in clear to an
+  nsqd that was found over HTTPS alone, or whose HTTP port nobody says where options are of TLS.
 - Exit code 0: it works, perhaps with warnings. 1: somebody will fail.
 """
 
@@ -54,6 +56,7 @@ from flintmq.options import (
     version_line,
 )
 from flintmq.tools.admin import fill_in, shown_token
+from flintmq.tools.secret import secret_of
 from flintmq.tools.shell.arguments import VARIABLES
 from flintmq.version import __version__
 from flintmq.wire.client import MessageFailed, Messages
@@ -62,12 +65,18 @@ PROGRAM = "flintmq doctor"
 CONCURRENT_MAX = 32
 CLOCK_TOLERANCE_S = 2.0  # the Date header of HTTP has whole seconds
 SLOW_S = 0.5
+PORT_END = 65_536
+_NAMED_MAX = 8
 
 _LOOKUPD_HERE, _NSQD_HERE = "127.0.0.1:4161", "127.0.0.1:4150"
 _WHAT, _SECURITY, _HOW = "What to look at", "Security", "How"
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
 _STATUS = msgspec.json.Decoder(ClusterStatus)
 _SECURED = "clients need the same; here: --tls, --tls-root-ca-file, --tls-cert, --tls-key, --auth-secret"
+_HTTP_NAMED = (
+    "name it with --nsqd-http-address=HOST:PORT beside --nsqd-tcp-address; nsqadmin and monitoring need it, too"
+)
+_HTTPS = "--nsqd-http-address=https://HOST:PORT names where it is asked over TLS"
 _REFUSALS = {
     401: ("its HTTP API does not know the token", "is it in its --http-auth-tokens-file, and not an old one?"),
     403: ("its HTTP API does not let this token read", "give it the permission read, for all topics"),
@@ -107,6 +116,13 @@ class DoctorOptions(Options):
         group=_WHAT,
         default_text=f"{_NSQD_HERE}, if no nsqlookupd is named",
     )
+    nsqd_http_address: tuple[str, ...] = option(
+        Items(Text("HOST:PORT")),
+        (),
+        "the HTTP address of the nsqd that is named, or https://...; of several in the order of --nsqd-tcp-address",
+        group=_WHAT,
+        default_text="what nsqlookupd says, or the port behind the TCP port",
+    )
     topic: str = option(Text("TOPIC"), "", "also look who has this topic, and whether anybody consumes it", group=_WHAT)
     tls: bool = option(Switch(), False, "connect with TLS, and verify", group=_SECURITY)
     tls_root_ca_file: str = option(
@@ -116,7 +132,7 @@ class DoctorOptions(Options):
     tls_key: str = option(Text("FILE"), "", "PEM file with its key", group=_SECURITY)
     tls_insecure_skip_verify: bool = option(Switch(), False, "trust every certificate", group=_SECURITY)
     auth_secret: str = option(
-        Text("SECRET"), "", "for nsqd that want AUTH; better in FLINTMQ_DOCTOR_AUTH_SECRET", group=_SECURITY
+        Text("REF"), "", "secret for AUTH: env:NAME, file:/path, or itself, which others see", group=_SECURITY
     )
     token: str = option(
         Text("REF"),
@@ -139,6 +155,8 @@ class DoctorOptions(Options):
         """
         if self.token and self.token_file:
             raise UsageError("--token and --token-file name two tokens: give one of them")
+        if self.nsqd_http_address and len(self.nsqd_http_address) != len(self.nsqd_tcp_address):
+            raise UsageError("--nsqd-http-address is given once for each --nsqd-tcp-address, in the same order")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +188,18 @@ class Answer:
 
 @dataclass(slots=True)
 class Seen:
-    """An nsqd: where it is, and which nsqlookupd list it."""
+    """An nsqd: where it is, and which nsqlookupd list it.
+
+    Attributes:
+        http: the URL of its HTTP API, where that is named; empty: it is not.
+        channels: messages that wait and consumers of each channel, by topic and channel.
+    """
 
     node: Node
+    http: str = ""
     listed_by: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    channels: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
 
 
 class Doctor:
@@ -193,6 +218,11 @@ class Doctor:
         if not self._lookups and not self._nsqd:
             self._lookups = http_addresses(_LOOKUPD_HERE, "--lookupd-http-address")
             self._nsqd = tcp_addresses(_NSQD_HERE, "--nsqd-tcp-address")
+        pairs = zip(options.nsqd_tcp_address, options.nsqd_http_address, strict=False)  # or none of HTTP is named
+        self._nsqd_http = {
+            tcp_addresses(tcp, "--nsqd-tcp-address")[0]: http_addresses(http, "--nsqd-http-address")[0]
+            for tcp, http in pairs
+        }
         self._timeout_s = options.timeout_ns / SECOND
         given = argparse.Namespace(
             token=options.token or None,
@@ -209,7 +239,7 @@ class Doctor:
             tls_cert=given.tls_cert,
             tls_key=given.tls_key,
             tls_verify=not options.tls_insecure_skip_verify,
-            auth_secret=options.auth_secret or None,
+            auth_secret=_secret(options.auth_secret) or None,
             lookup_token=shown_token(given),
         )
         self._turns = asyncio.Semaphore(CONCURRENT_MAX)
@@ -219,7 +249,7 @@ class Doctor:
         """Look at everything; return the findings, grouped by whom they are about."""
         findings = examine_machine()
         try:
-            seen = {address: Seen(_node_of(address)) for address in self._nsqd}
+            seen = {address: Seen(_node_of(address), self._nsqd_http.get(address, "")) for address in self._nsqd}
             answered: list[str] = []
             for address, (more, nodes) in zip(
                 self._lookups, await asyncio.gather(*map(self._examine_lookup, self._lookups)), strict=True
@@ -238,6 +268,7 @@ class Doctor:
             await asyncio.gather(*(self._examine_nsqd(each, answered) for each in seen.values()))
             for each in seen.values():
                 findings += each.findings
+            findings += _unread(seen.values())
             findings += await self._examine_clusters(answered)
             if self._topic:
                 findings += await self._examine_topic(answered)
@@ -318,10 +349,10 @@ class Doctor:
 
     async def _examine_nsqd(self, seen: Seen, lookups: Sequence[str]) -> None:
         async with self._turns:
-            seen.findings += await self._tcp(seen.node)
-            if seen.node.http_port:
-                is_found_in_clear = any(not address.startswith("https:") for address in seen.listed_by)
-                seen.findings += await self._http(seen.node, is_found_in_clear)
+            found = await self._tcp(seen.node)
+            if seen.http or seen.listed_by or all(finding.level != PROBLEM for finding in found):
+                found += await self._http(seen)  # else it is not known whether an nsqd is there at all
+            seen.findings += found
         missing = [address for address in lookups if address not in seen.listed_by]
         if missing:
             level = WARNING if seen.listed_by else PROBLEM
@@ -367,28 +398,52 @@ class Doctor:
             return False
         return isinstance(error, NsqdError) and "TLS required" in str(error)
 
-    async def _http(self, node: Node, shows_token: bool) -> list[Finding]:
-        subject = _name(node)
-        base = f"http://{join_address(node.broadcast_address, node.http_port)}"
+    def _may_show_in_clear(self, seen: Seen) -> bool:
+        """Whether an nsqd whose HTTP address nobody named is shown the token over plain HTTP."""
+        options = self._connection_options
+        if seen.listed_by:
+            return any(not address.startswith("https:") for address in seen.listed_by)
+        return not (options.tls or options.tls_ca_file or options.tls_cert)
+
+    async def _http(self, seen: Seen) -> list[Finding]:
+        node, subject, base = seen.node, _name(seen.node), seen.http
+        port = node.http_port if seen.listed_by else node.tcp_port + 1
+        is_guess = not base and not seen.listed_by
+        if not base and not 0 < port < PORT_END:
+            text = "nobody says its HTTP port: whether its disk and its data are well was not looked at"
+            return [Finding(WARNING, subject, text, _HTTP_NAMED)]
+        base = base or f"http://{join_address(node.broadcast_address, port)}"
+        shows_token = bool(seen.http) or self._may_show_in_clear(seen)
         try:
             ping = await self._get(f"{base}/ping", shows_token)
             stats = await self._get(f"{base}/stats?format=json&include_clients=false&include_mem=false", shows_token)
         except OSError as error:
             advice = "nsqadmin and monitoring need it; check --http-address, --broadcast-http-port and the firewall"
-            return [Finding(WARNING, subject, f"its HTTP port cannot be asked: {error}", advice)]
+            text = f"its HTTP port cannot be asked, so nothing is known of its disk and its data: {error}"
+            return [Finding(WARNING, subject, text, _HTTP_NAMED if is_guess else advice)]
         if ping.status == 403:
-            return [Finding(NOTE, subject, "its HTTP API wants TLS (--tls-required)")]
+            return [
+                Finding(NOTE, subject, "its HTTP API wants TLS (--tls-required): its disk was not looked at", _HTTPS)
+            ]
+        if is_guess and ping.status not in (200, 401, 429, 500):
+            text = f"what answers at {base} is not its HTTP API: nothing is known of its disk and its data"
+            return [Finding(WARNING, subject, text, _HTTP_NAMED)]
         findings = self._clock(subject, ping)
         if ping.status != 200:
             reason = ping.body[:200].decode(errors="replace")
             advice = "its disk refuses writes, so publishing fails: look at free space and the kernel's log"
             findings.append(Finding(PROBLEM, subject, f"is not well: {reason}", advice))
         if stats.status == 401 and not shows_token and self._connection_options.lookup_token is not None:
-            text = "its HTTP API asks for a token, which is not shown to it in clear: nsqlookupd is asked over HTTPS"
-            return [*findings, Finding(NOTE, subject, text)]
+            why = "nsqlookupd is asked over HTTPS" if seen.listed_by else "options are of TLS"
+            text = f"its HTTP API asks for a token, which is not shown to it in clear: {why}"
+            return [*findings, Finding(NOTE, subject, text, _HTTPS)]
         if refused := self._refused(stats):
             return [*findings, Finding(WARNING, subject, *refused)]
-        return findings + _stats_findings(subject, stats)
+        if stats.status != 200:
+            text = f"/stats is answered with status {stats.status}: nothing is known of its data"
+            return [*findings, Finding(WARNING, subject, text, "is this port nsqd's HTTP API?")]
+        more, seen.channels = _stats_findings(subject, stats)
+        return findings + more
 
     # -- topic ---------------------------------------------------------------------------------------------------------
 
@@ -532,6 +587,15 @@ def run(arguments: Sequence[str]) -> int:
     return 1 if any(finding.level == PROBLEM for finding in findings) else 0
 
 
+def _secret(given: str) -> str:
+    """Return the secret for AUTH: what ``env:`` or ``file:`` refers to, as of other commands, or what was given.
+
+    Raises:
+        OptionError: the reference is to none.
+    """
+    return secret_of("--auth-secret", given) if given.startswith(("env:", "file:")) else given
+
+
 # -- small ones --------------------------------------------------------------------------------------------------------
 
 
@@ -557,7 +621,36 @@ def _answered(subject: str, info: Answer) -> Finding:
     return Finding(OK, subject, text)
 
 
-def _stats_findings(subject: str, answer: Answer) -> list[Finding]:
+def _unread(seen: Iterable[Seen]) -> list[Finding]:
+    """Find channels with messages at one nsqd and consumers at others alone: each brings what its nsqd has."""
+    waiting: dict[tuple[str, str], list[tuple[int, Seen]]] = {}
+    consumed: dict[tuple[str, str], list[Seen]] = {}
+    for each in seen:
+        for channel, (depth, consumer_count) in each.channels.items():
+            if consumer_count:
+                consumed.setdefault(channel, []).append(each)
+            elif depth:
+                waiting.setdefault(channel, []).append((depth, each))
+    findings = []
+    for channel, places in waiting.items():
+        if channel not in consumed:
+            continue
+        depth = sum(count for count, _ in places)
+        where, others = _named(each for _, each in places), _named(consumed[channel])
+        text = f"{_count(depth, 'message waits', 'messages wait')} at {where}, and consumers are at {others} alone"
+        advice = "have consumers ask nsqlookupd, or give them the address of every nsqd"
+        findings.append(Finding(WARNING, "topic {}, channel {}".format(*channel), text, advice))
+    return findings
+
+
+def _named(seen: Iterable[Seen]) -> str:
+    names = sorted(each.node.address for each in seen)
+    more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
+    return ", ".join(names[:_NAMED_MAX]) + more
+
+
+def _stats_findings(subject: str, answer: Answer) -> tuple[list[Finding], dict[tuple[str, str], tuple[int, int]]]:
+    """Read what an nsqd says of its topics; return what was seen, and :attr:`Seen.channels`."""
     try:
         fields = msgspec.json.decode(answer.body, type=dict[str, Any])
         topics = (fields.get("data") or fields).get("topics") or []
@@ -570,14 +663,22 @@ def _stats_findings(subject: str, answer: Answer) -> list[Finding]:
             for channel in topic["channels"]
             if channel["paused"]
         ]
-    except (*UNREADABLE_JSON, AttributeError, KeyError, TypeError) as error:
-        return [Finding(WARNING, subject, f"its /stats cannot be read: {error!r}", "is this port nsqd's HTTP API?")]
+        channels = {
+            (topic["topic_name"], channel["channel_name"]): (channel["depth"], int(channel.get("client_count", 0)))
+            for topic in topics
+            for channel in topic["channels"]
+            if not channel["paused"] and not topic["paused"]
+        }
+    except (*UNREADABLE_JSON, AttributeError, KeyError, TypeError, ValueError) as error:
+        advice = "is this port nsqd's HTTP API?"
+        return [Finding(WARNING, subject, f"its /stats cannot be read: {error!r}", advice)], {}
     findings = [Finding(OK, subject, f"{_count(len(topics), 'topic', 'topics')}, {depth} messages wait in channels")]
     health = (fields.get("data") or fields).get("health", "OK")
     if str(health).startswith("NOK - damage"):
         text = f"its data directory was damaged: {str(health).removeprefix('NOK - damage: ')[:500]}"
         advice = "flintmq admin damage lists what was found; after flintmq admin acknowledge-damage this ends"
         findings.append(Finding(PROBLEM, subject, text, advice))
+    findings += _cluster_findings(subject, (fields.get("data") or fields).get("cluster"))
     if waiting:
         text = f"{_count(waiting, 'message', 'messages')} in topics that have no channel"
         findings.append(Finding(NOTE, subject, text, "they are kept for the first channel; is a consumer missing?"))
@@ -585,6 +686,34 @@ def _stats_findings(subject: str, answer: Answer) -> list[Finding]:
         findings.append(
             Finding(NOTE, subject, f"paused: {', '.join(paused[:20])}", "unpause them, if that was not wanted")
         )
+    return findings, channels
+
+
+def _cluster_findings(subject: str, cluster: Any) -> list[Finding]:
+    """Look at what an nsqd says of its own part in a cluster; it is not in one where that is None."""
+    if not isinstance(cluster, dict):
+        return []
+    findings = []
+    if problem := str(cluster.get("problem") or "")[:500]:
+        text = f"it takes no part in its cluster any more: {problem}"
+        findings.append(
+            Finding(PROBLEM, subject, text, "its log says more; flintmq cluster status shows who leads now")
+        )
+    elif not cluster.get("has_lease", True):
+        text = "the coordination store does not know that it lives: it has lost its lease, and others may lead"
+        advice = "is the store there, and reached from that machine (--cluster-store)? its log says more"
+        findings.append(Finding(PROBLEM, subject, text, advice))
+    replicas = [each for each in cluster.get("replicas") or [] if isinstance(each, dict)]
+    held: dict[str, list[str]] = {}
+    for each in replicas:
+        if each.get("is_leader") and each.get("is_writable") is False:
+            name = f"{each.get('topic_name', '?')}/{each.get('topic_partition', '?')}"
+            held.setdefault(str(each.get("state", ""))[:100], []).append(name)
+    for state, names in held.items():
+        more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
+        text = f"takes no messages for {', '.join(names[:_NAMED_MAX])}{more}, which it leads: {state}"
+        advice = "flintmq cluster status says who lacks; ports between nsqd (4153) and to the store have to be open"
+        findings.append(Finding(PROBLEM, subject, text, advice))
     return findings
 
 

@@ -117,12 +117,13 @@ async def _watch(options: StatOptions, asker: Asker) -> int:
     on_signals(task.cancel)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, task.cancel)  # as NSQ's ends: nothing is to be reread
     interval_s = options.interval_ns / SECOND
+    of_nsqd = asker.of_nsqd(options.lookupd_http_address)
     before: Figures | None = None
     nodes_before: set[str] = set()
     number = 0
     try:
         while options.count is None or number <= options.count:
-            now, nodes = await _figures(options, asker)
+            now, nodes = await _figures(options, asker, of_nsqd)
             if before is None or nodes == nodes_before:
                 if number % HEADER_EVERY == 0:
                     print(_HEADER, flush=True)
@@ -139,7 +140,7 @@ async def _watch(options: StatOptions, asker: Asker) -> int:
     return 0
 
 
-async def _figures(options: StatOptions, asker: Asker) -> tuple[Figures, set[str]]:
+async def _figures(options: StatOptions, asker: Asker, of_nsqd: Asker) -> tuple[Figures, set[str]]:
     """Return the figures, and the nsqd that were asked for them.
 
     Raises:
@@ -155,7 +156,9 @@ async def _figures(options: StatOptions, asker: Asker) -> tuple[Figures, set[str
         nsqds = tuple(_producers(answers.values()))
         if not nsqds:
             raise NoChannel(f"failed to get topic producers - no nsqlookupd knows topic {topic}")
-    stats = await asker.ask_every(nsqds, "/stats", format="json", topic=topic, channel=channel, include_clients="false")
+    stats = await of_nsqd.ask_every(
+        nsqds, "/stats", format="json", topic=topic, channel=channel, include_clients="false"
+    )
     for answer in stats.values():
         for row in _rows(answer, "topics", "topic_name", topic):
             for each in _rows(row, "channels", "channel_name", channel):

@@ -5,6 +5,7 @@ import pytest
 from flintmq.cluster.keys import Keys
 from flintmq.cluster.state import (
     BadState,
+    LookupdRecord,
     Member,
     NodeRecord,
     NoLeader,
@@ -139,3 +140,12 @@ def test_keys_name_what_they_are_read_as():
         assert keys.all.start <= span.start
     with pytest.raises(ValueError, match="cluster is called"):
         Keys("a/b")
+
+
+def test_the_port_for_https_of_a_nsqlookupd_is_no_matter_for_other_releases():
+    without = LookupdRecord("1", "2", "h", 4160, 4161)
+    assert b"https" not in encode(without)
+    assert decode("k", encode(without), LookupdRecord) == without and without.https_port == 0
+    secured = LookupdRecord("1", "2", "h", 4160, 4161, 4163)
+    assert decode("k", encode(secured), LookupdRecord) == secured
+    assert decode("k", encode(secured)[:-1] + b',"of_a_later_release":1}', LookupdRecord) == secured

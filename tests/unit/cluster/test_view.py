@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.cluster.models import KEYS, World, node, state
 
-from flintmq.cluster.state import ClusterRecord, LookupdRecord, PartitionState, TopicRecord
+from flintmq.cluster import view as view_module
+from flintmq.cluster.state import ClusterRecord, DiskRecord, LookupdRecord, PartitionState, TopicRecord
 from flintmq.cluster.store import Span
 from flintmq.cluster.view import NodeChange, PartitionChange, TopicChange, Unreadable, View
 from flintmq.topic_meta import PLAIN
@@ -44,6 +45,28 @@ def test_everything_has_its_place():
     view.feed(world.store.events(ALL, view.revision, world.store.revision))
     assert (view.cluster, view.master, view.lookupds) == (None, None, {})
     assert view.leader(("t", 0)) is None, "another process"
+
+
+def test_the_place_of_a_node_outlives_its_lease(monkeypatch: pytest.MonkeyPatch):
+    """By its last record, where that was seen, else as its data directory told the store."""
+    monkeypatch.setattr(view_module, "PLACE_COUNT_MAX", 2)
+    world, view = World(), View(KEYS)
+    world.put(KEYS.disk("a"), DiskRecord(1, "a0", "old.example", 1, 2))
+    world.put(KEYS.disk("b"), DiskRecord(1, "b0", "b.example", 3, 4))
+    world.put(KEYS.disk("c"), b'{"count":1,"incarnation":"c0"}')  # of an older release
+    world.nodes("a")
+    view.feed(world.store.range(ALL))
+    assert view.place("a") == ("a.example", 4150, 4151), "where it lives"
+    world.delete(KEYS.node("a"))
+    view.feed(world.store.range(ALL))
+    assert view.place("a") == ("a.example", 4150, 4151), "where it was seen last"
+    assert [view.place(name) for name in "bcx"] == [("b.example", 3, 4), ("", 0, 0), ("", 0, 0)]
+    world.node(node("a", host="new.example"))
+    world.nodes("xy")
+    for name in "axy":
+        world.delete(KEYS.node(name))
+    view.feed(world.store.events(ALL, view.revision, world.store.revision))
+    assert [view.place(name)[0] for name in "axy"] == ["old.example", "x.example", "y.example"], "two are remembered"
 
 
 def test_every_step_is_told_in_order_with_what_was_before():

@@ -1,13 +1,27 @@
-"""The addresses of a coordination store, as people write them."""
+"""The addresses of a coordination store, as people write them, and the files beside them."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
+import shutil
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.certificates import Certificates
 
+from flintmq.cluster.store import OutcomeUnknown, StoreUnavailable
 from flintmq.env import Env
+from flintmq.net import etcd_wire as wire
 from flintmq.net.cluster_store import StoreFiles, open_store, read_addresses
+from flintmq.net.etcd import EtcdStore
+from flintmq.net.http_server import HttpServer, Router, json_response
+from flintmq.net.tls import REQUIRE_VERIFY, ServerTls, TlsSetupError
+
+PATIENCE_S = 60
 
 
 @pytest.mark.parametrize(
@@ -83,3 +97,99 @@ def test_a_password_comes_from_its_file(tmp_path: Path):
     assert store.endpoints == ["a:1", "b:2"]
     assert (store._options.user, store._options.password) == ("u", "päss word ")
     assert "päss" not in repr(store._options)
+
+
+# --- files that change while the daemon runs ---
+
+
+@contextlib.asynccontextmanager
+async def serving(certificates: Certificates, address: str = "127.0.0.1:0", **more: str) -> AsyncIterator[str]:
+    """A store with nothing in it, over HTTPS."""
+    router = Router()
+    router.add("POST", wire.RANGE, lambda _: json_response({"header": {"revision": "1"}}))
+    server = HttpServer(router)
+    listener = await server.start(
+        address, ServerTls(certificates.server.cert, certificates.server.key, **more).engines()
+    )
+    try:
+        yield listener.name
+    finally:
+        await server.close()
+
+
+def opened(address: str, files: StoreFiles) -> EtcdStore:
+    """A store that gives up sooner than a daemon does."""
+    return EtcdStore(Env(), replace(open_store(Env(), [f"https://{address}"], None, files)._options, timeout_s=1.0))
+
+
+async def asked(store: EtcdStore) -> None:
+    """Ask until there is an answer, or TLS is why there is none."""
+    while True:
+        try:
+            assert await store.get("/a") is None
+            return
+        except (StoreUnavailable, OutcomeUnknown) as error:
+            if "certificate" in str(error) or "unknown ca" in str(error):
+                raise
+
+
+def put(source: str, target: Path) -> None:
+    """Give a file other contents at once, as those do who renew certificates."""
+    new = target.with_suffix(".new")
+    shutil.copy(source, new)
+    new.rename(target)
+
+
+async def test_authorities_are_read_again_when_they_changed(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO)
+    old, new = Certificates(tmp_path / "old"), Certificates(tmp_path / "new")
+    path = tmp_path / "ca.pem"
+    put(old.ca, path)
+    async with asyncio.timeout(PATIENCE_S):
+        async with serving(old) as address:
+            store = opened(address, StoreFiles(root_ca=str(path)))
+            await asked(store)
+            before = store._options.tls()
+            assert store._options.tls() is before
+        async with serving(new, address):
+            with pytest.raises(StoreUnavailable, match=r"certificate verify failed.*--cluster-store-root-ca-file"):
+                await asked(store)
+            path.write_text("nothing of the kind\n")
+            with pytest.raises(StoreUnavailable, match="certificate verify failed"):
+                await asked(store)
+            assert caplog.text.count("are not used, those before stay: certificate authorities") == 1
+            put(new.ca, path)
+            await asked(store)
+            assert (
+                caplog.text.count("--cluster-store-root-ca-file, --cluster-store-cert and --cluster-store-key are used")
+                == 1
+            )
+            await store.close()
+
+
+async def test_what_the_store_is_shown_is_read_again_when_it_changed(tmp_path: Path):
+    certificates = Certificates(tmp_path / "certificates")
+    cert, key = tmp_path / "client.pem", tmp_path / "client.key"
+
+    def show(kind: str) -> None:
+        put(certificates.client(kind).cert, cert)
+        put(certificates.client(kind).key, key)
+
+    show("stranger")
+    wants = {"policy": REQUIRE_VERIFY, "root_ca_file": certificates.ca}
+    async with asyncio.timeout(PATIENCE_S), serving(certificates, **wants) as address:
+        store = opened(address, StoreFiles("", certificates.ca, str(cert), str(key)))
+        with pytest.raises((StoreUnavailable, OutcomeUnknown), match=r"unknown ca.*--cluster-store-cert"):
+            await asked(store)
+        show("good")
+        await asked(store)
+        await store.close()
+
+
+def test_files_that_cannot_be_used_are_refused_at_the_start(tmp_path: Path):
+    files = StoreFiles(root_ca=str(tmp_path / "none"))
+    with pytest.raises(TlsSetupError, match="No such file"):
+        open_store(Env(), ["https://a:1"], None, files)
+    (tmp_path / "none").touch()
+    with pytest.raises(TlsSetupError, match="certificate authorities"):
+        open_store(Env(), ["https://a:1"], None, files)

@@ -21,7 +21,7 @@ from flintmq.nsqd import drain, engine, lookup_peer
 from flintmq.nsqd.engine import Engine
 from flintmq.nsqd.figures import statsd
 from flintmq.storage import ChannelStore
-from flintmq.testing import MemoryDisk
+from flintmq.testing import ManualClock, MemoryDisk
 from flintmq.wire.lookup import PeerInfo
 
 
@@ -132,6 +132,52 @@ async def test_registration_goes_on(caplog, monkeypatch):
     await peer.close()
     server.close()
     assert caplog.text.count("ended unexpectedly") == 1
+
+
+async def test_why_registering_fails_is_said_when_that_changes(caplog, monkeypatch):
+    """A nsqlookupd that was away and refuses this nsqd once it is back; and one that refuses in turns."""
+    monkeypatch.setattr(lookup_peer, "_RETRY_MIN_S", 0.0)
+    monkeypatch.setattr(lookup_peer, "_RETRY_MAX_S", 0.001)
+    refusal = b"E_BAD_BODY IDENTIFY missing fields"
+    asked: list[bool] = []
+    refuses = [False]
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(4)
+        if refuses[0]:
+            writer.write(len(refusal).to_bytes(4, "big") + refusal)
+        asked.append(refuses[0])
+        writer.close()
+
+    clock = ManualClock()
+    me = PeerInfo(version="1", tcp_port=1, http_port=2, hostname="h", broadcast_address="b")
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    peer = lookup_peer.LookupPeer(address, Env(clock=clock), lambda: me, list)
+
+    def said(reason: str = "") -> int:
+        return caplog.text.count(f"nsqlookupd {address}: {reason}")
+
+    async def tried(count: int = 5) -> None:
+        end = len(asked) + count
+        await until(lambda: len(asked) > end)
+
+    await until(said)
+    refuses[0] = True
+    await tried()
+    assert said() == 1, "it was said a moment ago"
+    clock.advance(5_000_000_000)
+    await until(lambda: said(refusal.decode()))
+    for _ in range(20):
+        refuses[0] = not refuses[0]
+        await tried()
+    assert said() == 2, "no time has passed since it was said"
+    clock.advance(5_000_000_000)
+    await tried()
+    assert said() == 2, "it is what was said last"
+    await peer.close()
+    server.close()
+    assert caplog.text.count("trying again until it answers") == 2
 
 
 async def test_the_file_of_tokens_is_still_looked_at(caplog, monkeypatch, tmp_path):

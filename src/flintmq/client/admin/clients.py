@@ -6,6 +6,7 @@ Rules of this file: a method is a line; what it asks, and its description, is in
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from functools import wraps
 from types import TracebackType
@@ -13,8 +14,9 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
 
 from flintmq.client.admin import cluster, nsqd, nsqlookupd
 from flintmq.client.admin.question import TIMEOUT_S, Question, as_method, base_url
+from flintmq.client.admin.route import left_s, route_to
 from flintmq.client.aio.http import HttpFetch
-from flintmq.client.options import ConnectionOptions, Seconds, checked_options, seconds
+from flintmq.client.options import ConnectionOptions, Seconds, checked_options, seconds, switch
 from flintmq.client.security import Token
 from flintmq.errors import ConnectionFailed
 
@@ -30,7 +32,11 @@ class Admin:
         timeout: until an answer must be complete.
         token: bearer token for a daemon that asks for permissions, or a plain function that returns it, called
             for every question; send it over ``https://`` only.
-        options: ``tls_`` options for ``https://``: whom to trust, this client's certificate.
+        options: ``tls_`` options for ``https://``: whom to trust, this client's certificate. An nsqd that wants TLS
+            (``--tls-required=true``) is asked again over it, with the same options.
+        token_in_clear: False: the token is shown over TLS only; a daemon that asks for it over plain HTTP is a
+            :class:`HttpRefused` with status 401. True: over plain HTTP as well; at an address without ``http://``,
+            when there are ``tls_`` options, not before it is asked for.
 
     Raises:
         OptionError: an argument cannot be used.
@@ -45,11 +51,14 @@ class Admin:
         timeout: Seconds = TIMEOUT_S,
         token: Token | None = None,
         options: ConnectionOptions | None = None,
+        token_in_clear: bool = True,
     ) -> None:
         self.address = base_url(address, self.daemon)
         self._timeout_s = seconds(timeout, "timeout", 0.001, 3600)
         options = checked_options(options).with_overrides(lookup_token=token)
         self._fetch = HttpFetch(options, keeps_connections=False)
+        self._tls_name = options.tls_server_name if self.daemon == "nsqd" else None
+        self._route = route_to(address, self.address, options, switch(token_in_clear, "token_in_clear"))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.address}>"
@@ -74,12 +83,21 @@ class Admin:
             ConnectionFailed: it does not answer in time; what was asked for may have been done.
             RemoteProtocolError: its answer cannot be read.
         """
-        url = self.address + question.target
-        try:
-            status, body = await self._fetch.ask(question.method, url, self._timeout_s, question.body)
-        except OSError as error:
-            raise ConnectionFailed(self.address, str(error)) from error
-        return question.answer(self.address, status, body)
+        deadline = asyncio.get_running_loop().time() + self._timeout_s
+        step, within_s = self._route.first(), self._timeout_s
+        while True:
+            try:
+                status, body = await self._fetch.ask(
+                    question.method, step.base + question.target, within_s, question.body,
+                    shows_token=step.shows_token, tls_name=self._tls_name,
+                )  # fmt: skip
+            except OSError as error:
+                self._route.failed(step)
+                raise ConnectionFailed(step.base, str(error)) from error
+            following = self._route.after(step, status, body)
+            if following is None:
+                return self._route.read(question, step, status, body)
+            step, within_s = following, left_s(deadline - asyncio.get_running_loop().time())
 
 
 def asked(

@@ -8,15 +8,16 @@ Source: docs/decisions/0017.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from flintmq.client.admin.results import ClusterNode, ClusterPartition, ClusterStatus, ClusterTopic
+from flintmq.topic_meta import NOT_CREATED, TO_COME
 
 NOTE, WARNING, PROBLEM = "note", "warning", "problem"
 _SHOWN_MAX = 8
-"""Partitions that are named one by one."""
+"""Partitions, or nodes, that are named one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +40,36 @@ class Trouble:
 def troubles(status: ClusterStatus) -> list[Trouble]:
     """Return what is not as it should be, of the cluster as a whole first."""
     found = [*_of_coordination(status), *_of_nodes(status.nodes)]
-    live = {node.node for node in status.nodes if not node.suspected}
-    hosts = {node.node: node.host_id for node in status.nodes}
+    nodes = {node.node: node for node in (*away_nodes(status), *status.nodes)}
     for topic in status.topics:
-        found += _of_topic(topic, live, hosts)
+        found += _of_topic(topic, nodes)
     return found
+
+
+def away_nodes(status: ClusterStatus) -> list[ClusterNode]:
+    """Return the nodes that have copies, or are to have some, and do not live, by id.
+
+    A nsqlookupd of a release that does not name them leaves out their addresses; then those of the topics that the
+    status has are found.
+    """
+    here = {node.node for node in status.nodes}
+    known = {node.node: node for node in status.away if node.node not in here}
+    held: dict[str, int] = {}
+    for topic in status.topics:
+        for each in topic.partitions:
+            for node in {*each.replicas, *each.leaving, *each.in_sync} - here - known.keys():
+                held[node] = held.get(node, 0) + 1
+    found = [ClusterNode(node, "", 0, 0, holds=count, is_away=True) for node, count in held.items()]
+    return sorted([*known.values(), *found], key=lambda node: node.node)
+
+
+def live_in_sync(partition: ClusterPartition, live: Container[str]) -> list[str]:
+    """Return the members of an in-sync set that can be counted on.
+
+    Args:
+        live: ids of the nodes that live, and are not taken for dead.
+    """
+    return [node for node in partition.in_sync if node in live]
 
 
 def is_whole(status: ClusterStatus) -> bool:
@@ -117,43 +143,61 @@ def _of_nodes(nodes: Iterable[ClusterNode]) -> list[Trouble]:
     return found
 
 
-def _of_topic(topic: ClusterTopic, live: set[str], hosts: dict[str, str]) -> list[Trouble]:
+@dataclass(slots=True)
+class _Lack:
+    """Partitions that lack copies in the same way.
+
+    Attributes:
+        partitions: their numbers.
+        nodes: that lack something of one of them, or are away, by id; in order.
+    """
+
+    partitions: list[int] = field(default_factory=list)
+    nodes: dict[str, None] = field(default_factory=dict)
+
+    def add(self, partition: int, nodes: Iterable[str]) -> None:
+        self.partitions.append(partition)
+        self.nodes.update(dict.fromkeys(nodes))
+
+
+def _of_topic(topic: ClusterTopic, nodes: Mapping[str, ClusterNode]) -> list[Trouble]:
     subject = f"topic {topic.topic}"
     if topic.is_deleting:
         return [Trouble(NOTE, subject, "it is being deleted")]
-    unled: dict[str, list[int]] = {}
-    stopped: dict[str, list[int]] = {}
-    lacking: dict[str, list[int]] = {}
+    live = {name for name, node in nodes.items() if _lives(node)}
+    unled: dict[str, _Lack] = {}
+    stopped: dict[str, _Lack] = {}
+    lacking: dict[str, _Lack] = {}
     unready: list[int] = []
     lossy: list[int] = []
     together: list[int] = []
     for each in topic.partitions:
-        in_sync = [node for node in each.in_sync if node in live]
+        in_sync = live_in_sync(each, live)
+        lacks = [node for node in dict.fromkeys((*each.replicas, *each.in_sync)) if node not in in_sync]
         if not each.leader:
-            unled.setdefault(each.reason, []).append(each.partition)
+            away = [node for node in lacks if node not in live]
+            unled.setdefault(each.reason, _Lack()).add(each.partition, away)
         elif len(in_sync) < topic.min_in_sync:
             text = f"{len(in_sync)} of {topic.replicator} copies are in sync, and an OK needs {topic.min_in_sync}"
-            stopped.setdefault(text, []).append(each.partition)
+            stopped.setdefault(text, _Lack()).add(each.partition, lacks)
         elif len(in_sync) < topic.replicator:
-            lacking.setdefault(_lacking(each, in_sync, topic.replicator), []).append(each.partition)
+            lacking.setdefault(_lacking(each, in_sync, topic.replicator), _Lack()).add(each.partition, lacks)
         if each.leader and not each.is_ready:
             unready.append(each.partition)
         if each.may_have_lost:
             lossy.append(each.partition)
-        machines = [hosts.get(node, "") for node in each.replicas]
+        machines = [nodes[node].host_id if node in nodes else "" for node in each.replicas]
         if len(machines) > len(set(machines)) and all(machines):
             together.append(each.partition)
-    elect = "start all nodes that have copies; if their disks are lost: flintmq topic elect --dry-run says what is lost"
     power = (
         "messages that were acknowledged before may be lost: all who were in sync had lost their power, or an operator "
         f"elected. When that is known: flintmq topic acknowledge-loss {topic.topic}. Run nodes with --durability=fsync "
         "where it must not be"
     )
-    start = "start the nodes that are away; what they lack they catch up by themselves"
     return [
-        *_group(PROBLEM, subject, "nobody leads: ", unled, elect),
-        *_group(PROBLEM, subject, "nothing is acknowledged: ", stopped, start),
-        *_group(WARNING, subject, "", lacking, start),
+        *_lacks(PROBLEM, subject, "nobody leads: ", unled, nodes, _advice_without_leader),
+        *_lacks(PROBLEM, subject, "nothing is acknowledged: ", stopped, nodes),
+        *_lacks(WARNING, subject, "", lacking, nodes),
         *_group(PROBLEM, subject, "", {"was led on without knowing everything": lossy}, power),
         *_group(WARNING, subject, "", {"cannot be consumed yet: its leader was elected a moment ago": unready}, ""),
         *_group(NOTE, subject, "", {"has several copies on one machine": together}, ""),
@@ -164,6 +208,63 @@ def _lacking(partition: ClusterPartition, in_sync: list[str], wanted: int) -> st
     if len(partition.replicas) < wanted:
         return f"{len(in_sync)} of {wanted} copies are in sync, and {wanted - len(partition.replicas)} have no place"
     return f"{len(in_sync)} of {wanted} copies are in sync"
+
+
+def _lives(node: ClusterNode) -> bool:
+    return not node.is_away and not node.suspected
+
+
+def _lacks(
+    level: str,
+    subject: str,
+    what: str,
+    found: Mapping[str, _Lack],
+    nodes: Mapping[str, ClusterNode],
+    advice: Callable[[str], str] | None = None,
+) -> list[Trouble]:
+    """Return what lacks copies, with the names of the nodes.
+
+    Args:
+        advice: tells what to do by what is so; None: by whether the nodes live.
+    """
+    troubled = []
+    for text, lack in found.items():
+        named = [_state(nodes.get(node), node) for node in lack.nodes]
+        more = f" and {len(named) - _SHOWN_MAX} more" if len(named) > _SHOWN_MAX else ""
+        names = f"; {', '.join(named[:_SHOWN_MAX])}{more}" if named else ""
+        told = f"{_partitions(lack.partitions)}: {what}{text}{names}"
+        troubled.append(Trouble(level, subject, told, advice(text) if advice else _advice(lack, nodes)))
+    return troubled
+
+
+def _state(node: ClusterNode | None, name: str) -> str:
+    """Tell of a node why it does not count."""
+    if node is None or node.is_away:
+        place = f" (was {node.address})" if node is not None and node.host else ""
+        return f"node {name}{place} is away"
+    return f"node {node.address} {'does not answer' if node.suspected else 'lives and is not in sync'}"
+
+
+def _advice_without_leader(reason: str) -> str:
+    if reason.startswith(TO_COME):
+        return (
+            "start the nsqd that had it, with --cluster-store. If none had it: flintmq topic expand with as many "
+            "partitions as the topic has"
+        )
+    if reason.startswith(NOT_CREATED):
+        return "the master nsqlookupd creates it in a moment; if not, is there one, and do nodes have room? see its log"
+    return "start all nodes that have copies; if their disks are lost: flintmq topic elect --dry-run says what is lost"
+
+
+def _advice(lack: _Lack, nodes: Mapping[str, ClusterNode]) -> str:
+    if not lack.nodes:
+        return "start more nodes, on other machines; or ask for fewer copies: flintmq topic update --replicas"
+    if all(node in nodes and _lives(nodes[node]) for node in lack.nodes):
+        return (
+            "they catch up by themselves if their leaders reach them: the leaders' logs say how far they are, or what "
+            "is in the way, such as port 4153 (--peer-address) between nsqd"
+        )
+    return "start the nodes that are away, or mend their network; what they lack they catch up by themselves"
 
 
 def _group(level: str, subject: str, what: str, found: dict[str, list[int]], advice: str) -> list[Trouble]:

@@ -52,6 +52,8 @@ class HttpRefused(FlintError):
         advice = _TO_BE_DONE.get(self.status, "")
         if self.status == 404 and self.text != "NOT_FOUND":
             advice = ""
+        elif self.text == "TLS_REQUIRED":
+            advice = "it names no HTTPS port: start it with --https-address"
         text = f"{self.address} refused {self.request}: {self.status} {self.text}".rstrip()
         return f"{text} ({advice})" if advice else text
 

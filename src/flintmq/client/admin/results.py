@@ -284,6 +284,7 @@ class ClusterNode(msgspec.Struct, frozen=True):
 
     Attributes:
         node, incarnation: ids; the former is its data directory's, the latter another one after each start.
+        host, tcp_port, http_port: where clients reach it; of one that is away where they did, empty and 0: not known.
         syncs: what it acknowledges survives a power loss.
         host_id, zone: of its machine; empty: not known.
         version: of what nodes say to each other.
@@ -292,6 +293,7 @@ class ClusterNode(msgspec.Struct, frozen=True):
         is_older: its data directory was an older copy when it started: what it had in sync counts no more.
         suspected: the master takes it for dead.
         leads, holds: partitions.
+        is_away: it has copies, or is to have some, and does not live.
     """
 
     node: str
@@ -310,11 +312,12 @@ class ClusterNode(msgspec.Struct, frozen=True):
     suspected: bool = False
     leads: int = 0
     holds: int = 0
+    is_away: bool = False
 
     @property
     def address(self) -> str:
-        """``host:port`` of its TCP port."""
-        return f"{self.host}:{self.tcp_port}"
+        """``host:port`` of its TCP port; its id where that is not known."""
+        return f"{self.host}:{self.tcp_port}" if self.host else self.node
 
 
 class ClusterPartition(msgspec.Struct, frozen=True):
@@ -387,6 +390,9 @@ class ClusterStatus(msgspec.Struct, frozen=True):
         revision: of the coordination store, as far as it is known.
         is_master: that one is the master.
         master: the one that is; None: there is none.
+        nodes: those that live.
+        away: those that have copies, or are to have some, and do not live; empty from an older release, see
+            :func:`flintmq.client.admin.health.away_nodes`.
         unreadable: keys of the store that cannot be read, and why.
         drains: nodes that an operator has everything taken from.
         settings: of the whole cluster: ``balances``, ``balance_window``, ``is_upgrading`` and so on.
@@ -406,6 +412,7 @@ class ClusterStatus(msgspec.Struct, frozen=True):
     unreadable: list[dict[str, str]] = []
     drains: list[Drain] = []
     settings: dict[str, Any] = {}
+    away: list[ClusterNode] = []
     store_away_since_s: float | None = msgspec.field(name="store_away_since", default=None)
 
     def find_node(self, name: str) -> ClusterNode | None:

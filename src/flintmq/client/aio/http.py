@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 
 from flintmq.client.core import http
 from flintmq.client.core.discovery import CONCURRENT_MAX
@@ -28,15 +30,29 @@ class HttpFetch:
     async def __call__(self, url: str, timeout_s: float) -> tuple[int, bytes]:
         return await self.ask("GET", url, timeout_s)
 
-    async def ask(self, method: str, url: str, timeout_s: float, body: bytes = b"") -> tuple[int, bytes]:
+    async def ask(
+        self,
+        method: str,
+        url: str,
+        timeout_s: float,
+        body: bytes = b"",
+        *,
+        shows_token: bool = True,
+        tls_name: str | None = None,
+    ) -> tuple[int, bytes]:
         """Return status and body of the answer to a request.
+
+        Args:
+            shows_token, tls_name: as of :func:`flintmq.client.core.http.request_to`.
 
         Raises:
             OSError: there is none in time, or none that can be read.
         """
         options = self._options
         try:
-            request = await self._request_to(method, url, timeout_s, body)
+            make = partial(http.request_to, method, url, options, body, shows_token=shows_token, tls_name=tls_name)
+            waits = shows_token and callable(options.lookup_token)
+            request = await self._made(make, timeout_s) if waits else make()
             context = options.tls_context() if request.endpoint.is_secured else None
             answer = await self._client.ask(
                 request, timeout_s=timeout_s, context=context, body_bytes_max=http.ANSWER_SIZE_MAX
@@ -47,13 +63,11 @@ class HttpFetch:
             raise OSError(str(error)) from error
         return answer.status, answer.body
 
-    async def _request_to(self, method: str, url: str, timeout_s: float, body: bytes) -> Request:
-        options = self._options
-        if not callable(options.lookup_token):
-            return http.request_to(method, url, options, body)
+    @staticmethod
+    async def _made(make: Callable[[], Request], timeout_s: float) -> Request:
         try:
             async with asyncio.timeout(timeout_s):
-                request: Request = await run_in_thread(http.request_to, method, url, options, body)
+                request: Request = await run_in_thread(make)
                 return request
         except TimeoutError:
             raise TimeoutError(f"no token within {timeout_s:g} s: waiting for lookup_token()") from None

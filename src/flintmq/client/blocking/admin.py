@@ -1,7 +1,7 @@
 """``NsqdAdmin`` and ``LookupdAdmin`` on blocking sockets: the twins of those in :mod:`flintmq.client.admin.clients`.
 
-Rules of this file: a method is a line, and both flavours have the same ones; nothing is kept between two requests, so
-any number of threads may share an object, and a forked child may go on using it.
+Rules of this file: a method is a line, and both flavours have the same ones; no connection is kept between two
+requests, so any number of threads may share an object, and a forked child may go on using it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import ClassVar, Concatenate, ParamSpec, Self, TypeVar
 
 from flintmq.client.admin import cluster, nsqd, nsqlookupd
 from flintmq.client.admin.question import TIMEOUT_S, Question, as_method, base_url
+from flintmq.client.admin.route import left_s, route_to
 from flintmq.client.blocking import http
-from flintmq.client.options import ConnectionOptions, Seconds, checked_options, seconds, system_env
+from flintmq.client.options import ConnectionOptions, Seconds, checked_options, seconds, switch, system_env
 from flintmq.client.security import Token
 from flintmq.errors import ConnectionFailed
 
@@ -32,7 +33,11 @@ class Admin:
         timeout: until an answer must be complete.
         token: bearer token for a daemon that asks for permissions, or a plain function that returns it, called
             for every question; send it over ``https://`` only.
-        options: ``tls_`` options for ``https://``: whom to trust, this client's certificate.
+        options: ``tls_`` options for ``https://``: whom to trust, this client's certificate. An nsqd that wants TLS
+            (``--tls-required=true``) is asked again over it, with the same options.
+        token_in_clear: False: the token is shown over TLS only; a daemon that asks for it over plain HTTP is a
+            :class:`HttpRefused` with status 401. True: over plain HTTP as well; at an address without ``http://``,
+            when there are ``tls_`` options, not before it is asked for.
 
     Raises:
         OptionError: an argument cannot be used.
@@ -47,10 +52,13 @@ class Admin:
         timeout: Seconds = TIMEOUT_S,
         token: Token | None = None,
         options: ConnectionOptions | None = None,
+        token_in_clear: bool = True,
     ) -> None:
         self.address = base_url(address, self.daemon)
         self._timeout_s = seconds(timeout, "timeout", 0.001, 3600)
         self._options = checked_options(options).with_overrides(lookup_token=token)
+        self._tls_name = self._options.tls_server_name if self.daemon == "nsqd" else None
+        self._route = route_to(address, self.address, self._options, switch(token_in_clear, "token_in_clear"))
         self._clock = system_env().clock
 
     def __repr__(self) -> str:
@@ -72,12 +80,21 @@ class Admin:
             ConnectionFailed: it does not answer in time; what was asked for may have been done.
             RemoteProtocolError: its answer cannot be read.
         """
-        url = self.address + question.target
-        try:
-            status, body = http.ask(question.method, url, self._timeout_s, self._options, self._time, question.body)
-        except OSError as error:
-            raise ConnectionFailed(self.address, str(error)) from error
-        return question.answer(self.address, status, body)
+        deadline = self._time() + self._timeout_s
+        step, within_s = self._route.first(), self._timeout_s
+        while True:
+            try:
+                status, body = http.ask(
+                    question.method, step.base + question.target, within_s, self._options, self._time, question.body,
+                    shows_token=step.shows_token, tls_name=self._tls_name,
+                )  # fmt: skip
+            except OSError as error:
+                self._route.failed(step)
+                raise ConnectionFailed(step.base, str(error)) from error
+            following = self._route.after(step, status, body)
+            if following is None:
+                return self._route.read(question, step, status, body)
+            step, within_s = following, left_s(deadline - self._time())
 
     def _time(self) -> float:
         return self._clock.monotonic_ns() / _NS_PER_S

@@ -17,15 +17,26 @@ def get(url: str, timeout_s: float, options: ConnectionOptions, time: Time) -> t
 
 
 def ask(
-    method: str, url: str, timeout_s: float, options: ConnectionOptions, time: Time, body: bytes = b""
+    method: str,
+    url: str,
+    timeout_s: float,
+    options: ConnectionOptions,
+    time: Time,
+    body: bytes = b"",
+    *,
+    shows_token: bool = True,
+    tls_name: str | None = None,
 ) -> tuple[int, bytes]:
     """Return status and body of the answer to a request.
+
+    Args:
+        shows_token, tls_name: as of :func:`flintmq.client.core.http.request_to`.
 
     Raises:
         OSError: there is none in time, or none that can be read.
     """
     try:
-        request = http.request_to(method, url, options, body)
+        request = http.request_to(method, url, options, body, shows_token=shows_token, tls_name=tls_name)
         context = options.tls_context() if request.endpoint.is_secured else None
         answer = http_blocking.ask(
             request, timeout_s=timeout_s, time=time, context=context, body_bytes_max=http.ANSWER_SIZE_MAX, watch=watch

@@ -69,10 +69,11 @@ class _Data(msgspec.Struct):
 
 
 class _Member(msgspec.Struct):
-    """A nsqlookupd; ports are JSON strings."""
+    """A nsqlookupd; ports are JSON strings. Of the redesigned NSQ none has a port for HTTPS."""
 
     ip: str = msgspec.field(name="NodeIP", default="")
     http_port: str | int = msgspec.field(name="HttpPort", default="")
+    https_port: str | int = msgspec.field(name="HttpsPort", default="")
 
 
 class _Members(msgspec.Struct):
@@ -200,14 +201,20 @@ def parse_nodes(body: bytes) -> tuple[Node, ...]:
 
 
 def parse_members(body: bytes, scheme: str = "http") -> tuple[str, ...]:
-    """Read an answer of /listlookup: ``http://host:port`` of every nsqlookupd; none when it is something else."""
+    """Read an answer of /listlookup: ``http://host:port`` of every nsqlookupd; none when it is something else.
+
+    Args:
+        scheme: of the nsqlookupd that answered; with ``https`` the members are those that say where they speak TLS:
+            their other ports do not, and without TLS nobody is asked whom the user did not name so.
+    """
     try:
         members = _MEMBERS.decode(_opened(200, body)[2])
     except (*UNREADABLE_JSON, DiscoveryError):
         return ()
     found: dict[str, None] = {}
     for member in (members.lookupdnodes or [] if members else [])[:NODE_COUNT_MAX]:
-        host, port = member.ip.removeprefix("[").removesuffix("]"), str(member.http_port)
+        host = member.ip.removeprefix("[").removesuffix("]")
+        port = str(member.https_port if scheme == "https" else member.http_port)
         is_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
         if host and is_port and not any(sign in host for sign in "/@?# "):
             found[f"{scheme}://{join_address(host, int(port))}"] = None

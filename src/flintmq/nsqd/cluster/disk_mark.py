@@ -8,6 +8,8 @@ known for what it is. A member of an in-sync set is trusted to have all that it 
 So the directory has never counted less far than the store, unless it is from before: a snapshot that was put back, or a
 disk that forgot what it had synced. A store that is older than the directory is no sign of that.
 
+With the count the store is told where the node is reached, so that it can be named while it is away.
+
 ``cluster.mark`` holds the count as ``node.id`` holds an identity, see ``storage/identity.py``.
 
 Rules of this file: a mark that is missing or damaged counts as none; where one of the two cannot be written, the node
@@ -81,7 +83,8 @@ class DiskMark:
         self._count = count
         try:
             before = self._view.pairs.get(self._key)
-            await swap(self._store, self._key, before, encode(DiskRecord(count, self._incarnation)))
+            record = DiskRecord(count, self._incarnation, *self._view.place(self._node_id))
+            await swap(self._store, self._key, before, encode(record))
         except StoreError as error:
             log.debug("CLUSTER: the store was not told of count %d of the data directory: %s", count, error)
 

@@ -2,7 +2,9 @@
 
 Rules of this file: a secret is read where it is used and shown nowhere; of several nsqd that are asked, one that does
 not answer is told on stderr and hides no other; it is remembered, so that a change that is not done everywhere never
-ends with 0; clients are imported by who needs them, so that ``flintmq pub`` starts quickly.
+ends with 0; clients are imported by who needs them, so that ``flintmq pub`` starts quickly. Anybody can register
+with nsqlookupd's TCP port: where that is asked over HTTPS, or an option says how TLS is spoken, an nsqd that it names
+is shown the token over TLS only.
 """
 
 from __future__ import annotations
@@ -45,6 +47,25 @@ class NotOurs(FlintError):
 
     def __str__(self) -> str:
         return f"nsqd {self.address} is not FlintMQ's: it cannot {self.what}"
+
+
+class NotInClear(FlintError):
+    """An nsqd that nsqlookupd has named asks for a token over plain HTTP, where it is not shown.
+
+    Args:
+        address: of it, ``http://host:port``.
+    """
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.address = address
+
+    def __str__(self) -> str:
+        return (
+            f"nsqd {self.address.removeprefix('http://')} asks for a token over plain HTTP, and an nsqd that "
+            "nsqlookupd names gets it over TLS only; in place of --lookupd, --nsqd-http=https://HOST:PORT asks its "
+            f"HTTPS port, and --nsqd-http={self.address} shows it the token in clear"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +169,22 @@ class Link:
     def nsqds(self, topic: str | None = None) -> list[NsqdAdmin]:
         """Return one to ask each nsqd with: those that have a topic, or all.
 
+        One that nsqlookupd names is shown the token in clear only if that is, too, and there are no options of TLS.
+
         Raises:
             NothingThere: nsqlookupd knows none.
             ConnectionFailed: no nsqlookupd answers.
         """
+        from flintmq.client.admin.route import wants_tls
         from flintmq.sync import NsqdAdmin
 
+        options = self.options
+        is_secured = wants_tls(options) or any(each.startswith("https://") for each in self.lookupd)
+        in_clear = not (self.lookupd and is_secured)
         return [
-            NsqdAdmin(each, timeout=self.timeout_s, token=self.options.lookup_token, options=self.options)
+            NsqdAdmin(
+                each, timeout=self.timeout_s, token=options.lookup_token, options=options, token_in_clear=in_clear
+            )
             for each in self._http_addresses(topic)
         ]
 
@@ -253,10 +282,13 @@ class Link:
     ) -> tuple[list[tuple[Any, Value]], list[FlintError], list[FlintError]]:
         """Ask several at the same time; return their answers, what has failed, and who has not got it."""
         from flintmq.client.admin.question import HttpRefused
+        from flintmq.client.admin.route import TokenWithheld
 
         def one(admin: Any) -> Value | FlintError:
             try:
                 return ask(admin)
+            except TokenWithheld as error:
+                return NotInClear(error.address)
             except FlintError as error:
                 return error
 

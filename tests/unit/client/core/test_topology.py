@@ -142,7 +142,12 @@ def test_members(wrap):
     listed = [member("10.0.0.1", "4161"), member("::1", 4161), member("10.0.0.1", "4161")]
     body = wrap({"lookupdleader": listed[0], "lookupdnodes": listed})
     assert parse_members(body) == ("http://10.0.0.1:4161", "http://[::1]:4161")
-    assert parse_members(body, "https")[0] == "https://10.0.0.1:4161"
+    assert parse_members(body, "https") == (), "no word of a port that speaks TLS"
+    for row, port in zip(listed, ("4443", 4444, ""), strict=True):
+        row["HttpsPort"] = port
+    body = wrap({"lookupdleader": listed[0], "lookupdnodes": listed})
+    assert parse_members(body, "https") == ("https://10.0.0.1:4443", "https://[::1]:4444")
+    assert parse_members(body) == ("http://10.0.0.1:4161", "http://[::1]:4161")
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
-from tests.unit.cluster.models import KEYS
+from tests.unit.cluster.models import KEYS, node
 
-from flintmq.cluster.store import OutcomeUnknown, Store, StoreUnavailable, Txn, TxnResult
+from flintmq.cluster.state import DiskRecord, NodeRecord, decode, encode
+from flintmq.cluster.store import Delete, OutcomeUnknown, Put, Span, Store, StoreUnavailable, Txn, TxnResult
 from flintmq.cluster.store_state import StoreState
 from flintmq.cluster.view import View
 from flintmq.env import Env
@@ -50,6 +51,14 @@ class Room:
         """One process, from its start to its end."""
         for _ in range(counts):
             asyncio.run(self.start().advance())
+
+    def record(self) -> DiskRecord:
+        """Return what the store knows."""
+        (pair,) = self.state.range(Span.of_key(KEYS.disk("a"))).found
+        return decode(pair.key, pair.value, DiskRecord)
+
+    def put(self, key: str, value: NodeRecord | None) -> None:
+        self.state.apply(Txn((), (Put(key, encode(value)) if value else Delete(key),)))
 
     def content(self) -> bytes:
         file = self.files.open(MARK_NAME)
@@ -121,6 +130,18 @@ def test_a_process_counts_on_with_what_the_store_had_when_it_began(room: Room) -
     for _ in range(3):
         asyncio.run(mark.advance())
     assert not room.start().is_older
+
+
+def test_the_store_is_told_where_the_node_is(room: Room) -> None:
+    """Also by a process that is not registered yet: where the one before was."""
+    room.live()
+    assert room.record() == DiskRecord(1, "incarnation")
+    room.put(KEYS.node("a"), node("a"))
+    room.live()
+    assert room.record() == DiskRecord(2, "incarnation", "a.example", 4150, 4151)
+    room.put(KEYS.node("a"), None)
+    room.live()
+    assert room.record() == DiskRecord(3, "incarnation", "a.example", 4150, 4151)
 
 
 def test_nothing_is_told_to_the_store_that_the_directory_does_not_have(
