@@ -150,4 +150,4 @@ def _trace_invoices(nsqd: Nsqd) -> str:
         message = connection.message()
         connection.finish(message)
         wait_until(lambda: nsqd.unfinished("invoices", "ledger") == 0, "it is finished")
-    return message.id.hex()  # of topics with partitions: no digits, but 16 bytes
+    return message.id.decode()

@@ -213,6 +213,7 @@ def test_dead_letters_are_requeued_and_dropped(visitor: Visitor, deployment: Dep
     page = visitor.open("/dead-letters/parcels")
     page.get_by_role("button", name="Make the channel nsqadmin there").click()
     told(visitor)
+    expect(page.locator("h1")).to_have_text("Dead letters of parcels")
     page = visitor.open("/dead-letters/parcels")
     expect(page.locator("article")).to_have_count(3)
     page.locator("article", has_text="second").get_by_role("button", name="Requeue").click()

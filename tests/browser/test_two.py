@@ -81,6 +81,13 @@ def test_what_was_deleted_meanwhile(visitor: Visitor, second: Visitor, deploymen
     confirm(second, topic)
     expect(second.page.locator("h1")).to_have_text("Not found")
     expect(second.page.locator("main")).to_contain_text("No node has such a topic. Nothing was done: somebody else")
+    full = make(deployment, "both.delete.full", b"one", b"two")
+    for each in (second, visitor):
+        each.open(f"/confirm/delete_topic?topic={full}")
+    confirm(visitor, full)
+    told(visitor)
+    confirm(second, full)
+    expect(second.page.locator("main")).to_contain_text("No node has such a topic. Nothing was done: somebody else")
     third.page.get_by_role("button", name="Pause", exact=True).click()
     expect(third.page.locator("main")).to_contain_text("No node has such a topic. Nothing was done: somebody else")
     third.complaints = []

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -352,6 +353,15 @@ def test_a_change_while_a_nsqlookupd_is_away_says_that_its_nsqd_were_not_asked(d
     assert nsqds[1].stats("t", "c")["depth"] == 1
 
 
+def test_dead_letters_behind_hundreds_of_other_topics_are_listed(daemons: Daemons, liar: StartLiar):
+    names = [*(f"t{number:04}" for number in range(600)), "zzz", "zzz.dead"]
+    stats = {"version": "1.3.0", "health": "OK", "topics": [{"topic_name": name} for name in names]}
+    node = liar({"/stats": json.dumps(stats).encode(), "/info": json.dumps(INFO).encode()})
+    page = admin_of(daemons, node.address).request("GET", "/dead-letters", None, HTML).text
+    assert 'href="/dead-letters/zzz">zzz</a>' in page and 'href="/topics/zzz.dead"' in page
+    assert "No topic has dead letters" not in page
+
+
 def test_dead_letters_of_a_node_that_is_away_are_not_said_to_be_requeued(daemons: Daemons, nsqd: Nsqd, tmp_path: Path):
     with_topic(nsqd)
     for path in ("/topic/create?topic=t.dead", "/channel/create?topic=t.dead&channel=nsqadmin"):
@@ -369,6 +379,43 @@ def test_dead_letters_of_a_node_that_is_away_are_not_said_to_be_requeued(daemons
     assert (action, outcome, len(failures)) == ("requeue_dead_letters", "partly", 1)
     assert failures[0].startswith(f"nsqd {away}: Connection refused")
     assert act(nsqadmin, "requeue_dead_letters", topic="t").status == 502, "there may be more where nobody could look"
+
+
+def test_a_nsqlookupd_without_the_coordination_store_that_others_have_is_named(daemons: Daemons, liar: StartLiar):
+    def lookupd(**told: Any) -> Liar:
+        master = {"lookupd": "m", "incarnation": "i", "host": "m", "tcp_port": 4160, "http_port": 4161}
+        status = {
+            "cluster": "default", "cluster_id": "id", "problem": "", "revision": 5, "is_master": not told,
+            "master": master, "lookupds": [master], "nodes": [], "topics": [], "store_away_since": None, **told,
+        }  # fmt: skip
+        return liar({"/cluster/status": json.dumps(status).encode(), "/cluster/moves": b"[]", "/nodes": b"{}"})
+
+    whole = lookupd()
+    away, apart = lookupd(store_away_since=1_795_967_800.5, master=None), lookupd(problem="the store was emptied")
+    flags = (f"--lookupd-http-address={each.address}" for each in (away, whole, apart))
+    nsqadmin = daemons.nsqadmin("--http-address=127.0.0.1:0", *flags)
+
+    def found(subject: str, level: str) -> dict[str, dict[str, str]]:
+        rows = {row["subject"]: row for row in nsqadmin.get("/api/v2/problems")["findings"]}
+        return rows if subject in rows and rows[subject]["level"] == level else {}
+
+    findings = wait_until(partial(found, f"nsqlookupd {away.address}", "warning"), "it is noticed")
+    stale = findings[f"nsqlookupd {away.address}"]
+    text = "this nsqlookupd is without the coordination store since 2026-11-29 15:56:40 UTC"
+    assert stale["text"].startswith(text) and "old leaders" in stale["advice"]
+    assert findings[f"nsqlookupd {apart.address}"]["text"].endswith("takes no part: the store was emptied")
+    assert f"nsqlookupd {whole.address}" not in findings
+    view = nsqadmin.whole("/api/v2/cluster")
+    assert (view["master"], view["problem"]) == ("m:4161", ""), "as the one that knows says"
+    assert [note.partition(": ")[0] for note in view["notes"]] == [
+        f"nsqlookupd {away.address}", f"nsqlookupd {apart.address}",
+    ]  # fmt: skip
+    for path in ("/", "/problems", "/cluster"):
+        assert text in nsqadmin.request("GET", path, None, HTML).text, path
+    whole.close()
+    findings = wait_until(partial(found, "cluster default", "problem"), "nobody knows any more")
+    assert f"nsqlookupd {away.address}" not in findings, "nobody knows better now: it is the cluster's problem"
+    assert text in findings["cluster default"]["text"]
 
 
 def test_an_unreachable_notification_endpoint_is_logged_and_ends_nothing(daemons: Daemons, nsqd: Nsqd):

@@ -191,6 +191,86 @@ def test_dead_letters_are_looked_at_requeued_and_dropped(deployed: Deployment):
     assert {row["body"] for row in deployed.get(f"/peek/{topic}/c")["messages"]} == {"one", "three"}
 
 
+def listed(nsqadmin: Nsqadmin, topic: str) -> str:
+    """The list of topics with dead letters, when this one is in it."""
+
+    def look() -> str:
+        text = nsqadmin.request("GET", "/dead-letters", None, HTML).text
+        return text if f'href="/topics/{topic}"' in text else ""
+
+    return wait_until(look, f"{topic} is listed")
+
+
+def test_dead_letters_of_a_channel_that_has_its_own_topic_for_them(deployed: Deployment):
+    topic = deployed.topic("own-way", b"letter")
+    deployed.nsqd.post(
+        f"/channel/settings?topic={topic}&channel=c", b'{"max_attempts": 1, "dead_letter_topic": "lost.mail"}'
+    )
+    deployed.nsqd.post(f"/topic/settings?topic={topic}", b'{"max_attempts": 0}')
+    with deployed.nsqd.connect() as consumer:
+        consumer.subscribe(topic, "c", 1)
+        consumer.send(req(consumer.message().id, 0))
+        wait_until(partial(deployed.is_given_up, topic), "it is given up")
+    assert 'href="/dead-letters/lost.mail">the topics that they name' in listed(deployed.nsqadmin, "lost.mail")
+    found = deployed.get(f"/dead-letters/{topic}")
+    assert (found["dead_topic"], found["exists"], found["others"]) == ("", False, {"lost.mail": 1})
+    page = deployed.nsqadmin.request("GET", f"/dead-letters/{topic}", None, HTML).text
+    assert 'href="/dead-letters/lost.mail"' in page
+    assert f"{topic}.dead" not in page and "nothing was given up" not in page
+    found = deployed.get("/dead-letters/lost.mail")
+    assert (found["dead_topic"], found["waiting"], found["others"]) == ("lost.mail", 1, {})
+    answer = deployed.act("requeue_dead_letters", topic=topic)
+    assert answer.status == 404 and f"only channels of {topic} give messages up: to lost.mail" in answer.text
+    deployed.nsqd.post("/channel/create?topic=lost.mail&channel=nsqadmin")
+    assert deployed.act("requeue_dead_letters", topic="lost.mail").status == 303
+    assert deployed.nsqd.unfinished(topic, "c") == 1, "it says where it comes from"
+
+
+def test_dead_letters_where_the_flags_of_nsqd_say(daemons: Daemons):
+    nsqd = daemons.nsqd("--durability=os", "--max-attempts=1", "--dead-letter-topic=graveyard")
+    nsqd.post("/topic/create?topic=t")
+    nsqd.post("/channel/create?topic=t&channel=c")
+    nsqd.publish("t", b"letter")
+    with nsqd.connect() as consumer:
+        consumer.subscribe("t", "c", 1)
+        consumer.send(req(consumer.message().id, 0))
+        wait_until(lambda: nsqd.unfinished("t", "c") == 0, "it is given up")
+    nsqadmin = daemons.nsqadmin("--http-address=127.0.0.1:0", f"--nsqd-http-address=127.0.0.1:{nsqd.http[1]}")
+    assert 'href="/dead-letters/graveyard"' in listed(nsqadmin, "graveyard")
+    for topic in ("t", "graveyard"):
+        found = nsqadmin.whole(f"/api/v2/dead-letters/{topic}")
+        assert (found["dead_topic"], found["waiting"], found["others"]) == ("graveyard", 1, {})
+
+
+def test_whoever_makes_the_channel_for_dead_letters_sees_them_next(deployed: Deployment):
+    topic = deployed.topic("opened", b"letter")
+    deployed.give_up(topic, 1)
+    page = deployed.nsqadmin.request("GET", f"/dead-letters/{topic}", None, HTML).text
+    form = re.search(r'action="/act/open_dead_letters".*?</form>', page, re.DOTALL)
+    assert form, page
+    fields = dict(re.findall(r'name="(\w+)" value="([^"]*)"', form[0]))
+    assert (fields.pop("csrf") != "", fields["topic"]) == (True, f"{topic}.dead")
+    answer = deployed.act("open_dead_letters", **fields)
+    assert (answer.status, answer.headers["Location"].partition("?")[0]) == (303, f"/dead-letters/{topic}")
+
+    def looked_at(name: str) -> Any:
+        found = deployed.get(f"/dead-letters/{name}")
+        return found if found["messages"] else None
+
+    for name in (topic, f"{topic}.dead"):
+        found = wait_until(partial(looked_at, name), f"the letters are on the page of {name}")
+        assert (found["dead_topic"], found["channel"], found["waiting"]) == (f"{topic}.dead", "nsqadmin", 1)
+
+
+def test_a_letter_that_does_not_say_where_it_comes_from_stays_where_it_is(deployed: Deployment):
+    deployed.topic("unsaid.dead", b"from a client")
+    deployed.nsqd.post("/topic/settings?topic=unsaid.dead", b'{"max_attempts": 0}')
+    assert deployed.get("/dead-letters/unsaid.dead")["waiting"] == 1
+    answer = deployed.act("requeue_dead_letters", topic="unsaid.dead")
+    assert answer.status == 502 and "does not say which topic it is of" in answer.text
+    assert deployed.nsqd.stats("unsaid.dead")["message_count"] == 1
+
+
 def test_a_dead_letter_that_is_refused_keeps_the_others_from_nothing(deployed: Deployment):
     """Two topics share their dead letters, and the topic of the first one is full."""
     full, free = deployed.topic("full"), deployed.topic("free")
@@ -260,6 +340,19 @@ def test_a_channel_that_was_made_again_since_the_page_is_not_set(deployed: Deplo
     answer = deployed.act("set_channel", **form, seen=found[1].decode())
     assert answer.status == 400 and b"it was deleted and made again since then" in answer.body
     assert deployed.nsqd.stats(topic, "c")["depth"] == 1
+
+
+@pytest.mark.parametrize(("act", "form"), [("delete_topic", {}), ("delete_channel", {"channel": "c"})])
+def test_what_somebody_else_has_deleted_since_the_page_is_gone(deployed: Deployment, act: str, form: dict[str, str]):
+    topic = deployed.topic(f"twice-{act}", b"one", b"two", b"three")
+    query = urlencode({"topic": topic, **form})
+    page = deployed.nsqadmin.request("GET", f"/confirm/{act}?{query}", None, HTML)
+    found = re.search(rb'name="seen" value="([^"]+)"', page.body)
+    assert found and found[1].startswith(b"3."), page.body
+    form = {"topic": topic, "confirm": form.get("channel", topic), "seen": found[1].decode(), **form}
+    assert deployed.act("delete_topic", topic=topic, confirm=topic).status == 303
+    answer = deployed.act(act, **form)
+    assert answer.status == 404 and "Nothing was done: somebody else may have changed it" in answer.text
 
 
 def test_what_loses_messages_asks_for_the_name(deployed: Deployment):

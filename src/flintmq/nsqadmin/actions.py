@@ -467,6 +467,11 @@ class Actions:
         async def requeue(node: str, dead_topic: str, channel: str, found: PeekedMessage) -> None:
             question_of_it = nsqd_questions.get_message(dead_topic, found.message_id)
             stored = await self._upstream.change("nsqd", node, question_of_it)  # as patient: it may have 10 MB
+            if topic == dead_topic and not _origin(stored):
+                text = (
+                    f"letter {found.message_id} does not say which topic it is of: requeue it on the page of that topic"
+                )
+                raise NotAnswered(Missing("nsqd", node, "refused", text), 400)
             await self._upstream.change("nsqd", node, publish_again(stored, topic))
             question = nsqd_questions.finish_message(dead_topic, channel, found.message_id)
             await self._upstream.change("nsqd", node, question)
@@ -528,7 +533,10 @@ class Actions:
         async def work(outcome: Outcome) -> None:
             messages = self._gather.messages
             known = await self._gather.snapshots.fresh()
-            dead_topic, _ = await messages.dead_topic_of(topic, known)
+            places = await messages.places_of(topic, known)
+            dead_topic = places.own
+            if not dead_topic:
+                raise Refused(404, f"only channels of {topic} give messages up: to {', '.join(places.others)}")
             nodes, _ = messages.nodes_of(dead_topic, known)
             unasked = self._unasked(dead_topic, known, nodes)
             channel = dead_channel(known, dead_topic)
@@ -743,14 +751,18 @@ def publish_again(message: StoredMessage, topic: str) -> Question[Any]:
     Args:
         topic: where it goes; its headers name another one, if several topics share their dead letters.
     """
-    headers = message.headers
-    origin = headers.get(ORIGIN)
-    target = origin if isinstance(origin, str) and is_valid_name(origin) else topic
-    kept = headers_before(headers)
+    target = _origin(message) or topic
+    kept = headers_before(message.headers)
     if kept:
         ext = msgspec.json.encode(kept).decode()
         return post("/pub_ext", nothing, message.body, topic=target, ext=ext)
     return post("/pub", nothing, message.body, topic=target)
+
+
+def _origin(message: StoredMessage) -> str:
+    """Return the topic that a dead letter says it is of; empty: it does not."""
+    origin = message.headers.get(ORIGIN)
+    return origin if isinstance(origin, str) and is_valid_name(origin) else ""
 
 
 def _who(missing: Missing) -> tuple[str, str]:

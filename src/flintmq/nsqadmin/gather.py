@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from flintmq.client.admin import cluster as cluster_questions
@@ -49,6 +50,7 @@ from flintmq.nsqadmin.views import (
     CounterRow,
     CounterView,
     DeadLettersView,
+    DeadTopicsView,
     ElectionRow,
     HistoryView,
     LookupdRow,
@@ -80,6 +82,20 @@ ELECTION_COUNT_MAX = 200
 SEEN_LOGS_MAX = 8
 MEMBER_COUNT_MAX = 10_000
 _NS_PER_S = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class _Cluster:
+    """A cluster as its nsqlookupd know it.
+
+    Attributes:
+        status: as the best of them does; None: there is no cluster, or none that answers is in one.
+        stale: why the others do not know how it is now, by address; empty where the best one does not know it either.
+    """
+
+    status: ClusterStatus | None
+    missing: list[Missing]
+    stale: dict[str, str]
 
 
 class Gather:
@@ -188,14 +204,16 @@ class Gather:
 
     async def problems(self) -> ProblemsView:
         """Return what is wrong."""
-        found, queries, (status, missing) = await asyncio.gather(
+        found, queries, cluster = await asyncio.gather(
             self._snapshots.get(), self._queries.rows(), self._cluster_status()
         )
         return ProblemsView(
             at_s=found.at_s,
             missing=found.missing,
             notes=found.notes,
-            findings=findings(found, len(self._snapshots.lookupds), status, missing, queries),
+            findings=findings(
+                found, len(self._snapshots.lookupds), cluster.status, cluster.missing, queries, cluster.stale
+            ),
         )
 
     async def peek(self, topic: str, channel: str, what: What, visitor: Visitor, count: int = PEEK_COUNT) -> PeekView:
@@ -209,6 +227,10 @@ class Gather:
     async def dead_letters(self, topic: str, visitor: Visitor) -> DeadLettersView:
         """Return the dead letters of a topic."""
         return await self.messages.dead_letters(topic, visitor)
+
+    async def dead_topics(self) -> DeadTopicsView:
+        """Return the topics of dead letters."""
+        return await self.messages.dead_topics()
 
     async def lookup(self) -> LookupView:
         """Return every nsqlookupd, and the topics that no nsqd has."""
@@ -485,7 +507,8 @@ class Gather:
                     _add_partition(rows, partition, daemons.join(node.broadcast_address, node.tcp_port), address)
         if not rows and not total.partition_count:
             return [], [], copies
-        status, missing = await self._cluster_status(topic)
+        cluster = await self._cluster_status(topic)
+        status, missing = cluster.status, cluster.missing
         if status is not None:
             for of_topic in status.topics:
                 if of_topic.topic == topic:
@@ -512,30 +535,38 @@ class Gather:
                     if (lag := led.messages - copy.messages_done) > 0:
                         row.lag[names.get(node, node[:64])] = lag
 
-    async def _cluster_status(self, topic: str | None = None) -> tuple[ClusterStatus | None, list[Missing]]:
+    async def _cluster_status(self, topic: str | None = None) -> _Cluster:
         answers = await self._upstream.look_all(
             "nsqlookupd", self._snapshots.lookupds, cluster_questions.cluster_status(topic=topic)
         )
-        found = sorted(
-            answers.found.values(), key=lambda each: (bool(each.problem or store_away(each)), not each.is_master)
-        )
+        found = sorted(answers.found.values(), key=lambda each: (bool(_why_stale(each)), not each.is_master))
         failures = [each.missing for each in answers.failures if each.status != 404]  # 404: it is in no cluster
         for node in found[0].nodes if found else ():
             self._members.pop(node.node, None)
             self._members[node.node] = node.address
         while len(self._members) > MEMBER_COUNT_MAX:
             del self._members[next(iter(self._members))]
-        return (found[0] if found else None), failures
+        status = found[0] if found else None
+        stale = {}
+        if status is not None and not _why_stale(status):
+            stale = {address: why for address, each in answers.found.items() if (why := store_away(each))}
+            stale |= {
+                address: f"this nsqlookupd takes no part: {each.problem}"
+                for address, each in answers.found.items()
+                if each.problem
+            }
+        return _Cluster(status, failures, stale)
 
     async def cluster(self) -> ClusterView:
         """Return the state of the cluster, if there is one."""
         lookupds = self._snapshots.lookupds
-        (status, missing), moves, elections = await asyncio.gather(
+        told, moves, elections = await asyncio.gather(
             self._cluster_status(),
             self._upstream.look_all("nsqlookupd", lookupds, cluster_questions.cluster_moves()),
             self._upstream.look_all("nsqlookupd", lookupds, cluster_questions.cluster_elections()),
         )
         at_s = self._now_s()
+        status, missing = told.status, told.missing
         if status is None:
             return ClusterView(at_s=at_s, missing=missing, is_cluster=False)
         kept = await self._keep(elections)
@@ -556,11 +587,12 @@ class Gather:
         return ClusterView(
             at_s=at_s,
             missing=missing,
+            notes=[f"nsqlookupd {address}: {why}" for address, why in told.stale.items()],
             is_cluster=True,
             name=status.cluster,
             cluster_id=status.cluster_id,
             master=daemons.join(status.master.host, status.master.http_port) if status.master else "",
-            problem=status.problem or store_away(status),
+            problem=_why_stale(status),
             lookupds=[daemons.join(each.host, each.http_port) for each in status.lookupds],
             nodes=[
                 ClusterNodeRow(
@@ -591,7 +623,7 @@ class Gather:
 
     async def keep_elections(self) -> bool:
         """Ask for elections and keep what is new; whether there is a cluster."""
-        status, _ = await self._cluster_status()
+        status = (await self._cluster_status()).status
         if status is not None:
             question = cluster_questions.cluster_elections()
             await self._keep(await self._upstream.look_all("nsqlookupd", self._snapshots.lookupds, question))
@@ -647,12 +679,16 @@ class Gather:
         )
 
     async def seen_of(self, topic: str, channel: str = "") -> str:
-        """Return what tells a topic from another one that takes its name later, for :func:`is_another`."""
-        holding, _ = await self.holders(topic)
-        logs, plain = await asyncio.gather(
-            self._upstream.look_all("nsqd", holding, daemons.partition_stats(topic, 0)),
-            self._upstream.look_all("nsqd", holding, daemons.stats(topic, channel or None)),
-        )
+        """Return what tells a topic from another one that takes its name later, for :func:`is_another`.
+
+        Empty: nobody has it, and all who were asked say so.
+        """
+        logs, plain = await self._told_of(topic, channel)
+        if not _has_topic(logs, plain):
+            await self._snapshots.fresh()  # another node may have one of that name by now
+            logs, plain = await self._told_of(topic, channel)
+            if not _has_topic(logs, plain) and all(each.status == 404 for each in (*logs.failures, *plain.failures)):
+                return ""
         ids = {each.log_id for found in logs.found.values() for each in found.topics or () if each.log_id}
         count = sum(
             sum(one.message_count for one in each.channels or () if one.channel_name == channel)
@@ -662,6 +698,14 @@ class Gather:
             for each in found.topics or ()
         )
         return ".".join((str(count), *sorted(ids)[:SEEN_LOGS_MAX]))
+
+    async def _told_of(self, topic: str, channel: str) -> tuple[Answers[daemons.Stats], Answers[daemons.Stats]]:
+        """Ask who has a topic for its logs, and for its figures."""
+        holding, _ = await self.holders(topic)
+        return await asyncio.gather(
+            self._upstream.look_all("nsqd", holding, daemons.partition_stats(topic, 0)),
+            self._upstream.look_all("nsqd", holding, daemons.stats(topic, channel or None)),
+        )
 
     def _now_s(self) -> float:
         return self._env.clock.wall_ns() / _NS_PER_S
@@ -858,6 +902,11 @@ def _tell_cluster(row: PartitionRow, partition: ClusterPartition, status: Cluste
         row.leader_node = daemons.join(leader.host, leader.http_port)
 
 
+def _why_stale(status: ClusterStatus) -> str:
+    """Tell why a nsqlookupd does not know how its cluster is now; empty: it does."""
+    return status.problem or store_away(status)
+
+
 def _away(status: ClusterStatus, names: Mapping[str, str]) -> list[ClusterNodeRow]:
     """Return the nodes that are to have copies, and are not there."""
     here = {node.node for node in status.nodes}
@@ -906,12 +955,19 @@ def joined_elections(told: Iterable[list[Election]], names: dict[str, str]) -> l
     return sorted(rows.values(), key=lambda row: -row.at_s)[:ELECTION_COUNT_MAX]
 
 
+def _has_topic(*told: Answers[daemons.Stats]) -> bool:
+    return any(found.topics for answers in told for found in answers.found.values())
+
+
 def is_another(seen: str, now: str) -> bool:
     """Whether what has a name now is not what a page showed.
 
     By the ids of the logs, which only our own nsqd have; else it is when fewer messages were ever published to it. That
-    is so after an nsqd was started anew as well: whoever is asked once more loses nothing.
+    is so after an nsqd was started anew as well: whoever is asked once more loses nothing. Nothing at all (empty) is
+    no other topic: it is gone.
     """
+    if not now:
+        return False
     (seen_count, *seen_ids), (count, *ids) = seen.split("."), now.split(".")
     if seen_ids and ids:
         return not set(seen_ids) & set(ids)

@@ -2,7 +2,8 @@
 
 Rules of this file: nothing is disturbed, created or consumed by looking. Bodies and headers leave this file only for a
 visitor who may see them. Counts and bodies have a bound, and so has the time in which everything is found. Nodes that
-cannot show messages, because they are not ours, are left out and said.
+cannot show messages, because they are not ours, are left out and said. Where dead letters go is asked of nsqd, which
+knows the settings and flags that say so; what there was no time to ask is said.
 
 Source: Youzan's HTTP API (``/message/get``); docs/limits.md, docs/tracing.md.
 """
@@ -11,12 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 from flintmq.client.admin import nsqd as questions
-from flintmq.client.admin.results import PeekedMessage, StoredMessage
+from flintmq.client.admin.question import Question
+from flintmq.client.admin.results import PeekedMessage, SettingsState, StoredMessage
 from flintmq.client.core.dead_letters import PREFIX
 from flintmq.env import Env
 from flintmq.nsqadmin import daemons
@@ -24,7 +27,17 @@ from flintmq.nsqadmin.access import Visitor
 from flintmq.nsqadmin.errors import Refused
 from flintmq.nsqadmin.snapshots import Snapshot, Snapshots
 from flintmq.nsqadmin.upstream import LOOK_S, NotAnswered, Upstream
-from flintmq.nsqadmin.views import DeadLettersView, EventRow, MessageView, Missing, PeekRow, PeekView
+from flintmq.nsqadmin.views import (
+    DeadLettersView,
+    DeadTopicRow,
+    DeadTopicsView,
+    EventRow,
+    MessageView,
+    Missing,
+    PeekRow,
+    PeekView,
+)
+from flintmq.settings import DEAD_LETTER_TOPIC, dead_letter_topic
 
 PEEK_COUNT = 20
 PEEK_COUNT_MAX = 100
@@ -40,6 +53,34 @@ By = Literal["id", "trace", "time"]
 _NS_PER_S = 1_000_000_000
 _STEPS_MAX = 64
 _PARTITION_COUNT_MAX = 64
+DEAD_TOPIC_COUNT_MAX = 500
+CHANNEL_COUNT_MAX = 500
+"""Channels of a topic whose settings are asked for."""
+
+SETTINGS_S = 1.0
+"""The time to ask for the settings of many topics or channels: no page takes more than 2 s in all."""
+
+_SUFFIX = DEAD_LETTER_TOPIC.removeprefix("{topic}")
+_ASKED_AT_ONCE = 8
+"""Settings that are asked for at the same time, so that others who look have their turn too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The topics that the dead letters of a topic go to.
+
+    Attributes:
+        own: by the topic's settings, or the flags of its nsqd; the topic itself, if it is one of dead letters, by its
+            name as well. Where nothing is given up, the usual name; empty: channels alone do, and theirs go elsewhere.
+        others: those of channels with settings of their own, or of an nsqd that has other ones.
+        missing: who did not say.
+        notes: what is not known, as sentences.
+    """
+
+    own: str
+    others: list[str]
+    missing: list[Missing]
+    notes: list[str]
 
 
 class Messages:
@@ -224,18 +265,20 @@ class Messages:
     async def dead_letters(self, topic: str, visitor: Visitor, count: int = PEEK_COUNT_MAX) -> DeadLettersView:
         """Return the dead letters of a topic."""
         known = await self._known(topic)
-        dead_topic, missing = await self.dead_topic_of(topic, known)
-        if dead_topic and not dead_channel(known, dead_topic):
+        places = await self.places_of(topic, known)
+        dead_topic, missing = places.own, list(places.missing)
+        if (dead_topic and not dead_channel(known, dead_topic)) or any(
+            one not in known.topics for one in places.others
+        ):
             known = await self._snapshots.fresh()  # the first may have died just now
         nodes, _ = self.nodes_of(dead_topic, known)
         channel = dead_channel(known, dead_topic)
         rows: list[PeekRow] = []
-        waiting = known.topics[dead_topic].depth if dead_topic in known.topics else 0
-        notes = list(known.notes)
+        waiting = _waiting(known, dead_topic) or 0
+        notes = [*known.notes, *places.notes]
         if channel:
             rows, failed = await self._peek_all(nodes, dead_topic, channel, "next", visitor, count)
             missing += failed
-            waiting = known.channels[dead_topic][channel].depth
         elif waiting:
             notes.append(f"topic {dead_topic} has no channel yet; a channel {CHANNEL} makes its messages visible")
         reasons: dict[str, int] = {}
@@ -256,19 +299,105 @@ class Messages:
             are_bodies_hidden=not visitor.sees_bodies,
             messages=rows,
             reasons=reasons,
+            others={name: _waiting(known, name) for name in places.others},
         )
 
-    async def dead_topic_of(self, topic: str, known: Snapshot) -> tuple[str, list[Missing]]:
-        """Return where the dead letters of a topic go; a topic of dead letters is its own."""
+    async def places_of(self, topic: str, known: Snapshot) -> Places:
+        """Return where the dead letters of a topic go."""
         nodes, _ = self.nodes_of(topic, known)
         answers = await self._upstream.look_all("nsqd", nodes, questions.topic_settings(topic))
-        for found in answers.found.values():
-            if found.effective.get("dead_letters"):
-                return topic, answers.missing
-            name = found.effective.get("dead_letter_topic")
-            if isinstance(name, str) and name:
-                return name.replace("{topic}", topic), answers.missing
-        return usual_dead_topic(topic), answers.missing
+        missing = {each.missing.address: each.missing for each in answers.failures if each.status != 404}
+        if any(_is_marked(found) for found in answers.found.values()):
+            return Places(topic, [], list(missing.values()), [])
+        named = [name for found in answers.found.values() if (name := _dead_topic(found))]
+        of_channels, notes = await self._places_of_channels(topic, nodes, known, missing)
+        own = named[0] if named else usual_dead_topic(topic)
+        if _is_named_so(topic) and topic in known.topics:
+            own = topic
+        elif of_channels and not named and own not in {*of_channels, *known.topics}:
+            own = ""
+        return Places(own, sorted({*named, *of_channels} - {own}), list(missing.values()), notes)
+
+    async def _places_of_channels(
+        self, topic: str, nodes: list[str], known: Snapshot, missing: dict[str, Missing]
+    ) -> tuple[set[str], list[str]]:
+        """Return where the dead letters of a topic's channels go, and what is not known.
+
+        Args:
+            missing: nodes that did not answer, which are asked no more; others are added.
+        """
+        found: set[str] = set()
+        names = sorted(known.channels.get(topic, {}))
+
+        async def ask(name: str) -> None:
+            for node in nodes:
+                if name not in known.on_node[node][topic]:
+                    continue
+                state = await self._settings(node, questions.channel_settings(topic, name), missing)
+                if state is not None and (place := _dead_topic(state)):
+                    found.add(place)
+
+        left = len(names) - await _for_each(names[:CHANNEL_COUNT_MAX], ask)
+        if not left:
+            return found, []
+        return found, [
+            f"of {left} of {len(names)} channels it is not known where their dead letters go: too many to ask"
+        ]
+
+    async def _settings(
+        self, node: str, question: Question[SettingsState], missing: dict[str, Missing]
+    ) -> SettingsState | None:
+        """Ask an nsqd for settings; None: it does not answer, or has no such topic or channel any more."""
+        if node in missing:
+            return None
+        try:
+            return await self._upstream.look("nsqd", node, question, SETTINGS_S)
+        except NotAnswered as error:
+            if error.status != 404:
+                missing[node] = error.missing
+            return None
+
+    async def dead_topics(self) -> DeadTopicsView:
+        """Return the topics of dead letters: by their name, or because an nsqd has published some to them.
+
+        Nsqd marks them in their settings, for which it is asked topic by topic: first of those with headers, which it
+        makes them with, and of all as far as there is time.
+        """
+        known = await self._snapshots.get()
+        ours = [address for address in known.on_node if known.nodes[address].kind == "flintmq"]
+        found = {name for name in known.topics if _is_named_so(name)}
+        missing: dict[str, Missing] = {}
+
+        async def ask(name: str) -> None:
+            for node in ours:
+                if name in found or name not in known.on_node[node]:
+                    continue
+                state = await self._settings(node, questions.topic_settings(name), missing)
+                if state is not None and _is_marked(state):
+                    found.add(name)
+
+        rest = [name for name in known.topics if name not in found]
+        rest.sort(key=lambda name: (not known.topics[name].settings.get("extend_support"), name))
+        unasked = len(rest) - await _for_each(rest, ask)
+        notes = list(known.notes)
+        if unasked:
+            notes.append(
+                f"of {unasked} of {len(known.topics)} topics it is not known whether they have dead letters, because "
+                f"there are too many to ask: only those with a name that ends in {_SUFFIX} are listed"
+            )
+        if len(found) > DEAD_TOPIC_COUNT_MAX:
+            notes.append(f"{len(found)} topics have dead letters; the first {DEAD_TOPIC_COUNT_MAX} by name are listed")
+        return DeadTopicsView(
+            at_s=known.at_s,
+            missing=[*known.missing, *(each for each in missing.values() if each not in known.missing)],
+            notes=notes,
+            topics=[
+                DeadTopicRow(name=name, topic=_origin(name, known), message_count=known.topics[name].message_count)
+                for name in sorted(found)[:DEAD_TOPIC_COUNT_MAX]
+            ],
+            total=len(found),
+            unasked=unasked,
+        )
 
     def _now_s(self) -> float:
         return self._env.clock.wall_ns() / _NS_PER_S
@@ -276,7 +405,56 @@ class Messages:
 
 def usual_dead_topic(topic: str) -> str:
     """Return where dead letters of a topic go unless its settings say otherwise."""
-    return f"{topic}.dead"
+    return dead_letter_topic(DEAD_LETTER_TOPIC, topic)
+
+
+def _is_named_so(topic: str) -> bool:
+    return topic.endswith(_SUFFIX) and topic != _SUFFIX
+
+
+def _is_marked(state: SettingsState) -> bool:
+    """Whether nsqd has published dead letters to a topic: it notes that among the topic's settings."""
+    return state.settings.get("dead_letters") is True
+
+
+def _dead_topic(state: SettingsState) -> str:
+    """Return where nsqd publishes what it gives up under settings; empty: it gives up nothing."""
+    name = state.effective.get("dead_letter_topic")
+    return name if isinstance(name, str) else ""
+
+
+def _origin(dead_topic: str, known: Snapshot) -> str:
+    """Return the topic whose dead letters are there by their usual name; empty: the letters themselves say it."""
+    head, _, tail = dead_topic.rpartition(_SUFFIX)
+    name = head + tail  # the tail is that of an ephemeral one
+    return name if name in known.topics and usual_dead_topic(name) == dead_topic else ""
+
+
+def _waiting(known: Snapshot, dead_topic: str) -> int | None:
+    """Return how many dead letters wait in a topic; None: it is not there."""
+    if dead_topic not in known.topics:
+        return None
+    channel = dead_channel(known, dead_topic)
+    return known.channels[dead_topic][channel].depth if channel else known.topics[dead_topic].depth
+
+
+async def _for_each(names: Sequence[str], ask: Callable[[str], Awaitable[None]]) -> int:
+    """Ask about one name after the other, some at a time, for at most ``SETTINGS_S``; return how many are done."""
+    left, done = iter(names), 0
+
+    async def some() -> None:
+        nonlocal done
+        for name in left:
+            await ask(name)
+            done += 1
+
+    try:
+        async with asyncio.timeout(SETTINGS_S), asyncio.TaskGroup() as group:
+            for _ in range(min(_ASKED_AT_ONCE, len(names))):
+                group.create_task(some())
+    except TimeoutError:
+        pass  # the caller says what is left
+    return done
 
 
 def dead_channel(known: Snapshot, dead_topic: str) -> str:
@@ -354,4 +532,4 @@ def _time_ns(text: str) -> int:
     return int(seconds * _NS_PER_S)
 
 
-__all__ = ["CHANNEL", "ORIGIN", "PEEK_COUNT_MAX", "Messages", "dead_channel", "usual_dead_topic"]
+__all__ = ["CHANNEL", "ORIGIN", "PEEK_COUNT_MAX", "Messages", "Places", "dead_channel", "usual_dead_topic"]

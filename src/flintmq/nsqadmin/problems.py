@@ -6,7 +6,7 @@ are ``SHOWN_MAX`` and a count. A cluster is judged by :mod:`flintmq.client.admin
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import cast
 from urllib.parse import quote
 
@@ -37,6 +37,7 @@ def findings(
     status: ClusterStatus | None,
     missing: Iterable[Missing],
     queries: Iterable[QueryRow] = (),
+    stale: Mapping[str, str] | None = None,
 ) -> list[FindingRow]:
     """Return everything that is not as it should be, the worst first.
 
@@ -45,6 +46,7 @@ def findings(
         status: of the cluster; None: there is none.
         missing: who did not answer beside those of the snapshot.
         queries: on Spark.
+        stale: why nsqlookupd do not know how the cluster is now, by address, where others of them do.
     """
     rows = [*_of_daemons([*found.missing, *missing]), *_of_nodes(found, lookupd_count)]
     if status is not None:
@@ -54,6 +56,7 @@ def findings(
             )
             for each in troubles(status)
         ]
+    rows += _of_stale(stale or {})
     rows += _of_topics(found)
     rows += _cut([row for query in queries for row in _of_query(query)], "/")
     if not found.nodes and not found.missing:
@@ -79,6 +82,17 @@ def _of_daemons(missing: Iterable[Missing]) -> list[FindingRow]:
         for each in unique.values()
     ]
     return _cut(rows, "/nodes")
+
+
+def _of_stale(stale: Mapping[str, str]) -> list[FindingRow]:
+    advice = (
+        "consumers that ask it are sent to old leaders; others know: can the store be reached from there? see its log"
+    )
+    rows = [
+        FindingRow(level="warning", subject=f"nsqlookupd {address}", text=why, advice=advice, path="/cluster")
+        for address, why in stale.items()
+    ]
+    return _cut(rows, "/cluster")
 
 
 def _of_nodes(found: Snapshot, lookupd_count: int) -> list[FindingRow]:

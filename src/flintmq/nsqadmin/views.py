@@ -675,7 +675,10 @@ class DeadLettersView(View, frozen=True, kw_only=True):
     """The dead letters of a topic.
 
     Attributes:
-        dead_topic: where they go.
+        dead_topic: where they go, the topic itself if it is one of dead letters; empty: only channels give messages up,
+            and theirs go to ``others``.
+        others: further topics, to which those of some channels or nodes go, with how many messages wait there; None: it
+            is not there yet.
         channel: the channel of it that nsqadmin looks at them with; empty: there is none yet, and ``can_open`` says
             whether it can be made.
         waiting: messages in that channel.
@@ -690,6 +693,32 @@ class DeadLettersView(View, frozen=True, kw_only=True):
     are_bodies_hidden: bool
     messages: list[PeekRow]
     reasons: dict[str, int] = {}
+    others: dict[str, int | None] = {}
+
+
+class DeadTopicRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic of dead letters.
+
+    Attributes:
+        topic: whose they are by its name; empty: that of each letter stands in its headers.
+        message_count: that it has had.
+    """
+
+    name: str
+    topic: str
+    message_count: int
+
+
+class DeadTopicsView(View, frozen=True, kw_only=True):
+    """The topics of dead letters by name, at most 500 of ``total``.
+
+    Attributes:
+        unasked: topics of which it is not known whether they are, because there was no time to ask.
+    """
+
+    topics: list[DeadTopicRow]
+    total: int
+    unasked: int
 
 
 class HistoryView(View, frozen=True, kw_only=True):

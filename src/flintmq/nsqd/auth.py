@@ -29,7 +29,7 @@ from flintmq.net.http_client import HttpClient
 from flintmq.net.http_exchange import NoAnswer, Request
 from flintmq.net.regex import BadPattern, compiled
 from flintmq.net.tls import client_context
-from flintmq.nsqd.options import NsqdOptions
+from flintmq.nsqd.options import NsqdOptions, auth_url
 from flintmq.wire.server import go_quote
 
 ANSWER_SIZE_MAX = 1024 * 1024
@@ -266,7 +266,7 @@ class AuthClient:
         connect_timeout_s: float,
         request_timeout_s: float,
     ) -> None:
-        self._endpoints = [each if "://" in each else f"http://{each}/auth" for each in addresses]
+        self._endpoints = [auth_url(each) for each in addresses]
         self._method = method
         self._env = env
         self._context = context

@@ -233,6 +233,8 @@ def test_what_a_leader_says_of_copies_that_lack_something_is_read():
         ("5", "9", False),
         ("5", "4", True),
         ("5.aa", "4", True),
+        ("5.aa", "", False),  # nobody has one of that name now
+        ("5", "", False),
         ("nonsense", "4", False),
         ("9" * 30, "4", False),
     ],

@@ -51,7 +51,7 @@ class Act:
         asks: further fields that are asked for.
         is_planned: a first page asks for these, a second one shows what the order comes to, and gives it.
         title, what, button: words of the page that asks; ``what`` is a sentence.
-        leads_to: the page afterwards, with fields of the form in braces.
+        leads_to: the page afterwards, with fields of the form in braces; ``{of}`` is the topic of the page before.
         about: the page before, where that is another one.
         method: of ``Actions``; empty: the name.
     """
@@ -139,7 +139,7 @@ ACTS = {
             what="The node takes no more messages, and its consumers empty it; publishers go to other nodes.",
         ),
         Act("stop_drain_node", ("node",), _NODE),
-        Act("open_dead_letters", ("topic", "channel"), "/dead-letters/{topic}", method="create_channel"),
+        Act("open_dead_letters", ("topic", "channel"), "/dead-letters/{of}", method="create_channel"),
         Act("requeue_dead_letters", ("topic",), _DEAD, optional=("message_id",)),
         Act(
             "drop_dead_letters", ("topic",), _DEAD, optional=("message_id",), named_by="topic",

@@ -18,7 +18,6 @@ from flintmq.client.admin import cluster as cluster_questions
 from flintmq.nsqadmin.actions import change_order, expand_order, move_order, read_number
 from flintmq.nsqadmin.errors import Refused
 from flintmq.nsqadmin.gather import is_another
-from flintmq.nsqadmin.messages import usual_dead_topic
 from flintmq.nsqadmin.pages.acts import ACTS, Act, Form, carry_out
 from flintmq.nsqadmin.pages.assets import assets
 from flintmq.nsqadmin.pages.shown import SPAN_S, SPANS, asked, asked_choice, asked_number, show
@@ -198,15 +197,7 @@ class Pages:
     async def _dead_letters_index(self, request: Request) -> Response:
         if topic := asked(request, "topic").strip():
             return self._to(f"/dead-letters/{topic}")
-        view = await self._gather.topics(TopicsQuery(page_size=_LISTED_MAX, sort="name"))
-        count = {row.name: row.message_count for row in view.topics}
-        rows = []
-        for row in view.topics:
-            named = str(row.settings.get("dead_letter_topic") or "").replace("{topic}", row.name)
-            dead = named or usual_dead_topic(row.name)
-            if named or dead in count:
-                rows.append((row.name, dead, count.get(dead, 0)))
-        return self._show(request, "dead_letters_index.html", view, "/dead-letters", rows=rows)
+        return self._show(request, "dead_letters_index.html", await self._gather.dead_topics(), "/dead-letters")
 
     async def _dead_letters(self, request: Request) -> Response:
         view = await self._gather.dead_letters(request.path_params["topic"], request.state.visitor)
