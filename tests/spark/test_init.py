@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,15 @@ import pytest
 from flintmq import cli
 
 pytestmark = pytest.mark.spark
+
+
+def test_the_next_command_can_be_pasted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["pipeline", "init", "--declarative", "my prö"]) == 0
+    command = capsys.readouterr().out.splitlines()[-1]
+    assert shlex.split(command) == ["cd", "my prö", "&&", "SPARK_CONF_DIR=conf", "spark-pipelines", "run"]
 
 
 @pytest.mark.parametrize(

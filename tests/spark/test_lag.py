@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -234,6 +235,31 @@ def test_a_watch(nsqd, caplog):
             QueryWatch(None, watching.metrics_address)
     finally:
         watching.close()
+
+
+def threads_of_watches() -> list[str]:
+    return sorted(
+        thread.name for thread in threading.enumerate() if thread.name in ("flintmq-metrics", "flintmq-report")
+    )
+
+
+def test_a_watch_that_is_refused_leaves_nothing_running():
+    nsqadmin = "http://127.0.0.1:1"
+    first = QueryWatch(None, "127.0.0.1:0", nsqadmin)
+    try:
+        running = threads_of_watches()
+        said = (
+            r"Address already in use; if an earlier watch\(\) of this driver listens there, call close\(\) on what it"
+        )
+        with pytest.raises(OptionError, match=said):
+            QueryWatch(None, first.metrics_address, nsqadmin)
+        assert threads_of_watches() == running
+    finally:
+        first.close()
+    with pytest.raises(OptionError, match="a URL such as"):
+        QueryWatch(None, first.metrics_address, "nsqadmin")
+    assert len(threads_of_watches()) == len(running) - 2
+    QueryWatch(None, first.metrics_address).close()  # which the refused one has not kept
 
 
 def test_a_watch_follows_the_query_whose_channel_it_is(nsqd, caplog):

@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 from pyspark.errors import PySparkException
+from tests.integration.daemons import SPARK_PATIENCE_S
 
 from flintmq.clock import SystemClock
 from flintmq.errors import UsageError
@@ -246,6 +248,103 @@ def test_a_jvm_that_starts_is_spared_sigterm_and_ctrl_c_stays_ours():
     finally:
         signal.signal(signal.SIGINT, before)
     assert context.signal is signal
+
+
+SIGNALS = """
+import os, signal, sys
+from flintmq.clock import SystemClock
+from flintmq.pipeline.runner import stopped_by_signals
+
+class Stands(SystemClock):
+    now_ns = 0
+
+    def monotonic_ns(self):
+        return self.now_ns
+
+clock, number = Stands(), getattr(signal, sys.argv[1])
+with stopped_by_signals(clock) as (stop, take):
+    for _ in range(3):
+        os.kill(os.getpid(), number)
+    take()
+    os.kill(os.getpid(), number)
+    print("stopped", stop.is_set(), flush=True)
+    clock.now_ns = 1_500_000_000
+    os.kill(os.getpid(), number)
+    print("goes on", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", -signal.SIGTERM), ("SIGINT", -signal.SIGINT)])
+def test_a_signal_that_comes_twice_at_once_is_one(name: str, code: int):
+    """As timeout(1) sends it to its child, and to the child's group."""
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALS, name], capture_output=True, text=True, timeout=SPARK_PATIENCE_S
+    )
+    assert (done.returncode, done.stdout) == (code, "stopped True\n"), done.stderr
+
+
+class Starting:
+    """A query that is asked to end while it starts; each look finds it further."""
+
+    def __init__(self, *steps: tuple[str, bool, int]) -> None:
+        self.id, self.isActive, self.steps, self.seen = "id", True, list(steps), 0
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return {"message": self.steps[0][0], "isTriggerActive": self.steps[0][1]}
+
+    @property
+    def recentProgress(self) -> list[Any]:
+        made = {"batchId": 0, "numInputRows": 1, "durationMs": {}, "sources": []}
+        return [SimpleNamespace(json=json.dumps(made))] * self.steps[0][2]
+
+    def awaitTermination(self, _: float) -> bool:
+        self.seen += 1
+        self.steps = self.steps[1:] or self.steps
+        return False
+
+    def stop(self) -> None:
+        self.isActive = False
+
+
+@pytest.mark.parametrize(
+    ("steps", "looks"),
+    [
+        ([("Initializing sources", False, 0), ("Initializing StreamExecution", False, 0), ("Processing", True, 0),
+          ("Processing", True, 1)], 3),
+        ([("Initializing sources", False, 0), ("Waiting for data to arrive", False, 0)], 1),
+        ([("Processing new data", True, 1), ("Waiting for next trigger", False, 1)], 1),
+        ([("Waiting for next trigger", False, 1)], 0),
+    ],
+)  # fmt: skip
+def test_a_query_is_ended_behind_its_micro_batch(steps: list[tuple[str, bool, int]], looks: int):
+    runner, query, work = Runner(), Starting(*steps), Work()
+    runner.stop.set()
+    runner.follow([query], work)
+    assert (query.isActive, query.seen) == (False, looks)
+    assert work.rows == steps[-1][2], "what it has done is counted"
+
+
+def test_a_job_that_is_stopped_while_its_query_starts_counts_the_first_micro_batch():
+    """The signal comes amid a look."""
+    runner, work = Runner(), Work()
+
+    class Stopped(Starting):
+        def awaitTermination(self, seconds: float) -> bool:
+            runner.stop.set()
+            return super().awaitTermination(seconds)
+
+    query = Stopped(("Initializing sources", False, 0), ("Processing new data", True, 0), ("Processing", True, 1))
+    runner.follow([query], work)
+    assert (query.isActive, work.rows) == (False, 1)
+
+
+def test_a_query_that_does_not_start_is_ended_after_all():
+    runner, query = Runner(), Starting(("Initializing sources", False, 0))
+    runner._clock = Later()
+    runner.stop.set()
+    runner.follow([query], Work())
+    assert (query.isActive, query.seen) == (False, 2)
 
 
 def test_a_refused_connection_is_no_end_of_the_jvm_unless_py4j_says_so():

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -66,6 +67,77 @@ def test_dedupe_into_a_topic_and_again(job: Job, nsqd: NsqdProcess, topic: str, 
     again = json.loads(job(dedupe, *flags)[0])
     assert (again["rows"], again["repeated"]) == (20, 10), "what was read before the restart is remembered"
     assert sorted(int(body) for _, body in stored(nsqd.address, f"{topic}-out")) == list(range(60))
+
+
+def ids(start: int, end: int) -> list[bytes]:
+    return [b"%d" % n for n in range(start, end)]
+
+
+def read_by_a_clock_that_is_ahead(monkeypatch: pytest.MonkeyPatch, run: Callable[[], list[str]]) -> list[str]:
+    """Run a dedupe whose messages are read an hour from now."""
+    with monkeypatch.context() as patched:
+        patched.setattr(dedupe, "last_watermark_ms", lambda _: int((time.time() + 3000) * 1000))
+        return run()
+
+
+def test_dedupe_loses_nothing_by_a_clock_that_goes_back_between_runs(
+    job: Job, nsqd: NsqdProcess, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):  # fmt: skip
+    flags = [f"--topic={topic}", f"--to={tmp_path / 'out'}", f"--checkpoint={tmp_path / 'c'}", "--key=body"]
+    nsqd.publish(topic, ids(0, 100))
+    said = read_by_a_clock_that_is_ahead(monkeypatch, lambda: job(dedupe, *flags))
+    assert said == ["100 messages read, 0 of them repeated"]
+    for start in (50, 150, 250):
+        nsqd.publish(topic, ids(start, start + 150))
+        assert job(dedupe, *flags) == ["150 messages read, 50 of them repeated"]
+    assert sorted(int(row["body"]) for row in rows(tmp_path / "out")) == list(range(400))
+    assert re.search(r"the clock of this machine is 3\d\d\d s behind the one by which the checkpoint", caplog.text)
+
+
+def test_dedupe_loses_nothing_by_a_checkpoint_that_is_ahead(job: Job, nsqd: NsqdProcess, topic: str, tmp_path: Path):
+    """As one of a release that took the clock as it was."""
+    flags = [f"--topic={topic}", f"--to={tmp_path / 'out'}", f"--checkpoint={tmp_path / 'c'}", "--key=body"]
+    nsqd.publish(topic, ids(0, 100))
+    job(dedupe, *flags)
+    commits = tmp_path / "c" / "rows" / "commits"
+    last = commits / str(max(int(path.name) for path in commits.iterdir() if path.name.isdecimal()))
+    ahead = int((time.time() + 3000) * 1000)
+    last.write_text(re.sub(r'(?<="nextBatchWatermarkMs":)\d+', str(ahead), last.read_text()))
+    (commits / f".{last.name}.crc").unlink(missing_ok=True)
+    assert streams.last_watermark_ms(tmp_path / "c") == ahead
+    for start in (100, 150, 250):
+        nsqd.publish(topic, ids(start, start + 150))
+        assert job(dedupe, *flags)[0].startswith("150 messages read")
+    assert sorted(int(row["body"]) for row in rows(tmp_path / "out")) == list(range(400))
+
+
+def test_dedupe_loses_nothing_by_a_clock_that_goes_back_while_it_runs(
+    job: Job, nsqd: NsqdProcess, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):  # fmt: skip
+    flags = [f"--topic={topic}", f"--to-topic={topic}-out", f"--checkpoint={tmp_path / 'c'}", "--key=body"]
+    nsqd.publish(topic, ids(0, 100))
+    read_by_a_clock_that_is_ahead(monkeypatch, lambda: job(dedupe, *flags))
+    nsqd.publish(topic, ids(100, 200))
+    told = iter([0])  # the query has begun without knowing of the time that its checkpoint is ahead
+    before = streams.last_watermark_ms
+    monkeypatch.setattr(dedupe, "last_watermark_ms", lambda place: next(told, before(place)))
+    assert job(dedupe, *flags) == ["100 messages read, 0 of them repeated"]
+    assert "set back by more than twice --within; going on from the checkpoint" in caplog.text
+    nsqd.publish(topic, ids(200, 300))
+    job(dedupe, *flags)
+    nsqd.publish(topic, ids(200, 300))
+    assert job(dedupe, *flags) == ["100 messages read, 100 of them repeated"]
+    assert sorted(int(body) for _, body in stored(nsqd.address, f"{topic}-out")) == list(range(300))
+
+
+def test_messages_that_spark_drops_for_their_time_end_a_dedupe():
+    made = {"batchId": 7, "timestamp": "2026-11-29T19:40:47.580Z", "eventTime": {}}
+    times = dedupe._Times(600_000_000_000, 0)
+    times.check({**made, "stateOperators": [{"numRowsDroppedByWatermark": 0}]})
+    with pytest.raises(JobFailed, match="Spark has left out 3 messages of micro-batch 7 as too late"):
+        times.check({**made, "stateOperators": [{"numRowsDroppedByWatermark": 3}]})
 
 
 def test_dedupe_json_into_files_and_what_does_not_fit(job: Job, nsqd: NsqdProcess, topic: str, tmp_path: Path):
@@ -317,6 +389,25 @@ def test_tail(job: Job, nsqd: NsqdProcess, topic: str):
         job(tail, *flags[:3], "--filter=size > 1")
 
 
+def test_tail_of_bodies_that_have_a_field_bad(job: Job, nsqd: NsqdProcess, topic: str):
+    nsqd.publish(topic, [b'{"id": 1, "Bad": 7}', b'{"id": "x", "Bad": 8}'])
+    lines = job(tail, f"--topic={topic}", "--schema=id bigint, Bad int", "--json")
+    first, second = (json.loads(line) for line in lines)
+    assert (first["Bad"], first["_bad"]) == (7, None)
+    assert second["_bad"] == "field id is no bigint: x"
+
+
+def test_an_error_in_sql_is_a_line(nsqd: NsqdProcess, topic: str):
+    nsqd.publish(topic, [b"1"])
+    flags = [f"--topic={topic}", f"--nsqd={nsqd.address}", "--master=local[1]", "--filter=nix > 3"]
+    done = subprocess.run(
+        [sys.executable, "-m", "flintmq", "pipeline", "tail", *flags],
+        capture_output=True, text=True, env=environment(), timeout=SPARK_PATIENCE_S,
+    )  # fmt: skip
+    assert done.returncode == 2 and "--filter nix > 3: [UNRESOLVED_COLUMN" in done.stderr.splitlines()[-1]
+    assert "QueryContextLogger" not in done.stderr and "java." not in done.stderr
+
+
 def test_a_schema_that_is_none(job: Job, topic: str, nsqd: NsqdProcess, tmp_path: Path):
     nsqd.publish(topic, [b"{}"])
     with pytest.raises(OptionError, match="schema='id nonsense' is not allowed; DDL such as"):
@@ -452,6 +543,9 @@ def test_wrong_words(capsys: pytest.CaptureFixture[str]):
             "another --to-topic or --prefix, or read other",
         ),
         ("tail", [*here, "--channel=c"], "tail moves none"),
+        ("cluster", ["up", "--memory=banane"], "--memory='banane' is not allowed; it must be a whole number and k, m,"),
+        ("cluster", ["up", "--memory=1023k"], "such as 2g or 1500m, 1m or more"),
+        ("cluster", ["up", "--memory=2048"], "it must be a whole number and k, m, g or t"),
         ("tail", [*here, "--source-option=startingOffsets=latest"], "--rows says where tail starts"),
     ):
         assert cli.main(["pipeline", name, *words]) == 2, words

@@ -10,12 +10,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.integration.daemons import PATIENCE_S, SPARK_PATIENCE_S, wait_until
 from tests.spark.processes import environment, finished, said
 from tests.spark.standalone import Standalone, command_lines
 
+from flintmq.pipeline import warm
+from flintmq.spark.errors import SetupError
 from flintmq.spark.home import linked_home
 from flintmq.spark.java import find_java_home
 from flintmq.spark.session_settings import class_archive, length_note
@@ -79,6 +82,68 @@ def test_a_session_of_a_cluster_and_the_cluster(archive: str, tmp_path: Path):
         assert archive in Path(f"/proc/{cluster.master_process_id}/maps").read_text()
         found = said(finished(JOB, cluster.url, "quick"))
     assert found == {"archives": [archive], "home": str(linked_home(os.environ))}
+
+
+def free_bytes(monkeypatch: pytest.MonkeyPatch, *free: int) -> None:
+    """Have the disk so many bytes free, look by look."""
+    looks = iter(free)
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=next(looks)))
+
+
+def instead_of_a_jvm(monkeypatch: pytest.MonkeyPatch, run: Callable[..., object]) -> None:
+    """Have warm call this for the process that would write the archive; Java itself is looked for as ever."""
+    monkeypatch.setattr(warm, "subprocess", SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired))
+
+
+def test_a_full_disk_is_named_before_anything_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    free_bytes(monkeypatch, 100 << 20)
+    instead_of_a_jvm(monkeypatch, lambda *_, **__: pytest.fail("a JVM is started"))
+    with pytest.raises(SetupError) as caught:
+        warm.warm()
+    assert str(caught.value) == (
+        f"an archive takes 209715200 bytes, and {tmp_path}/flintmq has 104857600 bytes free; make room, or set "
+        "XDG_CACHE_HOME to a directory that has it"
+    )
+
+
+STACK = """26/11/29 19:50:16 WARN NativeCodeLoader: Unable to load native-hadoop library
+Traceback (most recent call last):
+  File "daemon.py", line 95, in worker
+    outfile.flush()
+BrokenPipeError: [Errno 32] Broken pipe
+Unable to write to shared archive file.
+the JVM ended with 1, the archive may not be whole
+"""
+
+
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        (
+            1 << 20,
+            r"an archive takes 209715200 bytes, and \S+ has 1048577 bytes free; make room, or set XDG_CACHE_HOME",
+        ),
+        (
+            1 << 40,
+            "no archive was written; Spark said: Unable to write to shared archive file.; the JVM ended with 1, the",
+        ),
+    ],
+)
+def test_what_is_said_when_it_fails_has_no_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int, said: str):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    free_bytes(monkeypatch, 1 << 40, left)
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        Path(command[-1]).write_bytes(b"x")
+        return subprocess.CompletedProcess(command, 1, "", STACK)
+
+    instead_of_a_jvm(monkeypatch, run)
+    with pytest.raises(SetupError, match=said) as caught:
+        warm.warm()
+    assert "BrokenPipe" not in str(caught.value)
+    assert not list(tmp_path.rglob("*.jsa"))
 
 
 @pytest.mark.long

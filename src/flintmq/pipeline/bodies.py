@@ -32,6 +32,10 @@ DATA = "data"
 ANY_DEPTH = 32
 SHOWN = 80
 _KEY = "(?:[A-Za-z0-9_]++|`(?:[^`]|``)*+`)"
+_WHOLE = ("byte", "short", "integer", "long")
+_POINTED = (
+    r"^DECIMAL\((?:[0-9]|1[0-8]), ?0\)$"  # the type of 1.0, which a VARIANT shows as 1; that of a plain 1 is BIGINT
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +258,10 @@ class _Reason:
             if kind.typeName() == "struct":
                 within = f"try_variant_get({value}, '$', 'map<string,variant>')"
                 yield from self._misfits(kind, within, place, f"{name}.")
-            told = f"concat({quoted(f'field {name} is no {kind.simpleString()}: ')}, left({_told(value)}, {SHOWN}))"
+            shown = f"left({_told(value)}, {SHOWN})"
+            if kind.typeName() in _WHOLE:
+                shown += f", if(schema_of_variant({value}) RLIKE {quoted(_POINTED)}, ', written with a point', '')"
+            told = f"concat({quoted(f'field {name} is no {kind.simpleString()}: ')}, {shown})"
             is_other = f"NOT schema_of_variant({value}) RLIKE {quoted(f'^{self._shape_of(kind)}$')}"
             yield f"{is_other} OR (schema_of_variant({value}) <> 'VOID' AND {place} IS NULL)", told
 
@@ -283,7 +290,7 @@ class _Reason:
             found = rf"BIGINT|DECIMAL\(\d+, ?(?:{scales})\)"
         elif name in ("float", "double"):
             found = r"BIGINT|DOUBLE|DECIMAL\(\d+, ?\d+\)"
-        elif name in ("byte", "short", "integer", "long"):
+        elif name in _WHOLE:
             found = r"BIGINT"
         elif name == "boolean":
             found = "BOOLEAN"

@@ -16,6 +16,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -26,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from flintmq.clock import SystemClock
 from flintmq.errors import UNREADABLE_JSON, FlintError, UsageError
@@ -46,9 +47,12 @@ STATE, LOGS, WORK, LOCK = "cluster.json", "logs", "work", ".lock"
 WORKERS_MAX = 64
 END_PATIENCE_S = 20.0
 ASK_TIMEOUT_S = 10.0
+MEMORY_MAX_MIB = (1 << 31) - 1
 _POLL_S = 0.05
 _CLASSES = "org.apache.spark.deploy"
 _TAIL = 1500
+_SIZE = re.compile(r"([0-9]{1,12})(?:([kmgtp])b?|b)?", re.IGNORECASE | re.ASCII)
+_UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
 
 _clock = SystemClock()
 
@@ -66,6 +70,23 @@ class ClusterError(FlintError):
 
     def __str__(self) -> str:
         return self.reason
+
+
+@dataclass(frozen=True)
+class _Memory(Text):
+    """A size as Spark's Worker takes it: a whole number, and k, m, g, t or p; without one it is bytes."""
+
+    placeholder_text: str = "SIZE"
+
+    def check(self, value: Any) -> None:
+        super().check(value)
+        found = _SIZE.fullmatch(value)
+        size = int(found[1]) << _UNITS[(found[2] or "").lower()] if found else 0
+        if not 1 <= size >> 20 <= MEMORY_MAX_MIB:
+            raise ValueError(f"it must be {self.allowed()}")
+
+    def allowed(self) -> str:
+        return "a whole number and k, m, g or t, such as 2g or 1500m, 1m or more"
 
 
 class _BadDirectory(DirectoryError):
@@ -100,7 +121,7 @@ class UpOptions(DownOptions):
 
     workers: int = option(Integer(1, WORKERS_MAX), 2, "how many workers", group=SPARK)
     cores: int = option(Integer(1, 1024), 1, "tasks that a worker runs at a time", group=SPARK)
-    memory: str = option(Text("SIZE"), "1g", "memory of a worker for its executors, such as 2g or 1500m", group=SPARK)
+    memory: str = option(_Memory(), "1g", "memory of a worker for its executors, such as 2g or 1500m", group=SPARK)
     host: str = option(Text("HOST"), "127.0.0.1", "the address they listen on; nobody is asked for a name", group=SPARK)
     port: int = option(Integer(0, 65535, "port"), 7077, "the master's; 0 takes a free one", group=SPARK)
     ui_port: int = option(Integer(0, 65535, "port"), 8080, "its page's; 0 takes a free one", group=SPARK)

@@ -1,24 +1,37 @@
 """``flintmq pipeline dedupe``: messages of topics without those that have been there before, into a topic or files.
 
-Within means: read within. The time of reading goes on evenly, so that no message is ever too late to be looked at and
-dropped for that, as it would be by its own time when one of several nsqds had been away.
+Within means: read within. By its own time a message would be dropped as too late when one of several nsqds had been
+away.
 
-The rules of this file: a message without a key is never a repetition.
+The time of reading is that of the driver's clock, which may go back: somebody sets it, or another host takes up the
+checkpoint. Spark drops rows behind its watermark, which is the latest time of reading less ``--within``, and forgets a
+key when the watermark passes the time that stands with it in the state. So this is done::
+
+    time of reading       now, but never less than the last one that the checkpoint knows: keys are remembered
+    what Spark looks at   a thousand years later, with a delay that is as much shorter: nothing is behind the watermark
+    in the state          time of reading + --within, as if it were not so: a key is forgotten when it always was
+
+A clock that is set back while a query runs is seen from the query's progress, and the query is started again.
+
+The rules of this file: a message without a key is never a repetition; no message is left out but for its key.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from flintmq.clock import SystemClock
 from flintmq.errors import UsageError
 from flintmq.options import MINUTE, SECOND, Choice, Duration, Items, Switch, Text, option
 from flintmq.pipeline.bodies import SchemaFlags, ticked, unused
 from flintmq.pipeline.options import SinkFlags, SourceFlags, StreamFlags, Work
-from flintmq.pipeline.runner import Runner, run_command
-from flintmq.pipeline.streams import Queries, check_expressions, claimed, parsed, read_stream
+from flintmq.pipeline.runner import JobFailed, Runner, run_command
+from flintmq.pipeline.streams import Queries, check_expressions, claimed, last_watermark_ms, parsed, read_stream
 from flintmq.pipeline.topics import await_topics, targets_of
 
 if TYPE_CHECKING:
@@ -28,6 +41,12 @@ KEPT = ("trace_id", "headers")
 _WHAT, _INTO = "What is a repetition", "Where it goes"
 _KEY = "coalesce(concat('k', cast(({key}) AS string)), concat_ws('/', 'p', topic, partition, log_id, offset))"
 _HOURS = ("dt", "hour")  # columns that files by date and hour have from their place
+_DELAY = "spark.watermarkDelayMs"  # where Spark notes the delay of a watermark, at the column that has one
+_NEVER_LATE_MS = 365_000 * 24 * 3_600_000
+_MS = 1_000_000  # nanoseconds
+
+log = logging.getLogger("flintmq.pipeline")
+_clock = SystemClock()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,23 +110,96 @@ def dedupe(options: DedupeOptions, runner: Runner | None = None) -> Deduped:
     ):
         rows, bad = parsed(read_stream(spark, **source), options)
         check_expressions(rows, "--key", [options.key])
-        key, read = unused("_key", rows.columns), unused("_read", rows.columns)
-        unique = (
-            rows.selectExpr("*", f"{_KEY.format(key=options.key)} AS {key}", f"current_timestamp() AS {read}")
-            .withWatermark(read, f"{options.within_ns // 1000} microseconds")
-            .dropDuplicatesWithinWatermark([key])
-        )
-        queries = Queries(options, name)
-        if options.to:
-            queries.to_files(_without_hours(unique.drop(key, read)), options.to, by_hour=True)
-        else:
-            place = ["concat_ws('/', topic, partition, log_id) AS from_log", "offset AS from_offset"]
-            queries.to_topic(unique.selectExpr("body", *options.keep, *place), where)
-        if bad is not None:
-            beside = options.sink(options) if options.bad_topic else {}
-            queries.bad_rows(bad, options, {key: value for key, value in beside.items() if key != "topic"})
-        queries.wait(runner, work, {"repeated": "numDroppedDuplicateRows"})
+        while True:
+            times = _Times(options.within_ns, last_watermark_ms(options.checkpoint))
+            times.tell()
+            key, unique = _unique(rows, options.key, times)
+            queries = Queries(options, name)
+            if options.to:
+                queries.to_files(_without_hours(unique.drop(key)), options.to, by_hour=True)
+            else:
+                place = ["concat_ws('/', topic, partition, log_id) AS from_log", "offset AS from_offset"]
+                queries.to_topic(unique.selectExpr("body", *options.keep, *place), where)
+            if bad is not None:
+                beside = options.sink(options) if options.bad_topic else {}
+                queries.bad_rows(bad, options, {key: value for key, value in beside.items() if key != "topic"})
+            try:
+                queries.wait(runner, work, {"repeated": "numDroppedDuplicateRows"}, times.check)
+                break
+            except _ClockSetBack:
+                if runner.stop.is_set():
+                    break
+                log.warning(
+                    "the clock of this machine was set back by more than twice --within; going on from the checkpoint"
+                )
     return work
+
+
+class _ClockSetBack(Exception):
+    """The clock went back while a query ran."""
+
+
+class _Times:
+    """The times of reading of one query.
+
+    Args:
+        within_ns: how long a key is remembered.
+        watermark_ms: the last one of the checkpoint, since the epoch; 0: there is none.
+    """
+
+    def __init__(self, within_ns: int, watermark_ms: int) -> None:
+        self.within_us = within_ns // 1000
+        self.least_ms = watermark_ms + within_ns // _MS if watermark_ms else 0
+
+    def tell(self) -> None:
+        """Say that keys are remembered longer, where the clock is behind that of an earlier run."""
+        behind_ns = self.least_ms * _MS - _clock.wall_ns()
+        if behind_ns > MINUTE:
+            log.warning(
+                "the clock of this machine is %d s behind the one by which the checkpoint was written: keys are "
+                "remembered so much longer, until it has caught up",
+                behind_ns // SECOND,
+            )
+
+    def check(self, progress: Mapping[str, Any]) -> None:
+        """See from a micro-batch's progress that Spark did with it what this file counts on.
+
+        Raises:
+            _ClockSetBack: keys of this micro-batch were forgotten at its end.
+            JobFailed: messages were left out for their time.
+        """
+        operators = progress.get("stateOperators", ())
+        if late := sum(int(each.get("numRowsDroppedByWatermark", 0)) for each in operators):
+            raise JobFailed(
+                f"Spark has left out {late} messages of micro-batch {progress['batchId']} as too late, and they are "
+                "missing from what was written: read them again with another --checkpoint"
+            )
+        watermark = progress.get("eventTime", {}).get("watermark")
+        if not operators or not watermark:
+            return
+        read_ms = max(_epoch_ms(progress["timestamp"]), self.least_ms)
+        if read_ms + self.within_us // 1000 < _epoch_ms(watermark):
+            raise _ClockSetBack
+
+
+def _epoch_ms(text: str) -> int:
+    """Return a time in a progress, such as ``2026-11-29T19:40:47.580Z``, in milliseconds since the epoch."""
+    return round(datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() * 1000)
+
+
+def _unique(rows: DataFrame, expression: str, times: _Times) -> tuple[str, DataFrame]:
+    """Return rows without those whose key was there before, and the name of the column of the key, which they have."""
+    from pyspark.sql import functions
+
+    key, read = unused("_key", rows.columns), unused("_read", rows.columns)
+    seen = unused("_seen", rows.columns)
+    now = f"greatest(current_timestamp(), timestamp_millis({times.least_ms})) AS {read}"
+    marked = rows.selectExpr("*", f"{_KEY.format(key=expression)} AS {key}", now)
+    marked = marked.withWatermark(read, f"{times.within_us} microseconds")
+    later = functions.expr(f"timestamp_millis(unix_millis({read}) + {_NEVER_LATE_MS})")
+    delay = {_DELAY: times.within_us // 1000 - _NEVER_LATE_MS}
+    shifted = marked.select("*", later.alias(seen, metadata=delay)).drop(read)
+    return key, shifted.dropDuplicatesWithinWatermark([key]).drop(seen)
 
 
 def _without_hours(rows: DataFrame) -> DataFrame:

@@ -6,6 +6,7 @@ The rules of this file: nothing that is there is overwritten; what is written ru
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,7 +132,7 @@ def run(arguments: Sequence[str]) -> int:
         raise UsageError("that is the topic itself: give another --to-topic")
     for path in init(Path(words[0]), options):
         print(path)
-    print(f"cd {words[0]} && SPARK_CONF_DIR=conf spark-pipelines run")
+    print(f"cd {shlex.quote(words[0])} && SPARK_CONF_DIR=conf spark-pipelines run")
     return 0
 
 

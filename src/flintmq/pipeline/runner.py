@@ -7,7 +7,8 @@ The rules of this file: Ctrl-C and SIGTERM end a job with what it has done, the 
 failure of Spark's is told as one line, as all others are; a session that was handed in is left as it is.
 
 Signals often come to a whole process group, as from a terminal or timeout(1). A JVM that was started here outlives
-them, until this process has ended its queries and closed the JVM's stdin.
+them, until this process has ended its queries and closed the JVM's stdin. timeout(1) signals its child first and the
+group then, so what comes again within a second is the same signal.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,9 +37,14 @@ if TYPE_CHECKING:
 
 TOLD_EVERY_S = 0.5
 LOOKED_EVERY_S = 0.2
+BATCH_PATIENCE_S = 5.0
+SAME_SIGNAL_NS = SECOND
 LOG_LEVEL = "spark.log.level"
 QUIET = "FATAL"  # at ERROR Spark logs what a job fails with several times, with stacks, before the job can say it
 _LINES_MAX = 4
+_STARTS = "Initializing"  # how the status of a query begins while it starts its sources
+_OF_PY4J = tuple(os.path.join("py4j", name) for name in ("java_gateway.py", "clientserver.py"))
+_TELL_OF_SQL = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")  # loggers of PySpark
 
 # how our errors, and others of Python, stand in what Spark makes of them
 _PYTHON_ERROR = re.compile(
@@ -94,6 +100,7 @@ class Runner:
         self.stop = stop or threading.Event()
         self._on_progress = on_progress
         self._spark = spark
+        self._clock: Clock = SystemClock()
         self._after_start: Callable[[], None] | None = None
         self._before_words: Callable[[], None] = lambda: None
 
@@ -121,9 +128,10 @@ class Runner:
         from flintmq.spark.session import given_to_spark_submit, session
 
         spark = self._spark
+        is_quiet = False
         if spark is None:
             conf = options.settings()
-            if LOG_LEVEL not in conf and LOG_LEVEL not in given_to_spark_submit():
+            if is_quiet := LOG_LEVEL not in conf and LOG_LEVEL not in given_to_spark_submit():
                 conf[LOG_LEVEL] = QUIET
             try:
                 with _shielded(takes_signals=self._after_start is None), spark_failures():
@@ -138,7 +146,10 @@ class Runner:
             work.ui = spark.sparkContext.uiWebUrl or ""
             self.tell(work)
         try:
-            with spark_failures():
+            with ExitStack() as around:
+                around.enter_context(spark_failures())
+                if is_quiet:
+                    around.enter_context(_without_stacks_of_sql())
                 yield spark
         finally:
             if self._spark is None:
@@ -170,22 +181,41 @@ class Runner:
         uncounted = {query.id for query in beside}
         try:
             while True:
-                active = [query for query in queries if query.isActive]
-                if active and not self.stop.is_set():
+                active, is_last = [query for query in queries if query.isActive], self.stop.is_set()
+                if active and not is_last:
                     with spark_failures():
                         active[0].awaitTermination(LOOKED_EVERY_S)
+                elif active:
+                    self._await_batches(active)
                 for query in queries:
                     self._look(query, work, seen, lags, on_batch, query.id not in uncounted)
                 self.tell(work)
                 for query in queries:
                     if not query.isActive and (failure := query.exception()) is not None:
                         raise JobFailed(reason(failure))
-                if not active or self.stop.is_set():
+                if not active or is_last:
                     return
         finally:
             for query in queries:
                 if query.isActive:
                     query.stop()
+
+    def _await_batches(self, queries: Sequence[Any]) -> None:
+        """Wait until queries have ended their micro-batch, those that start the first one, for at most 5 s.
+
+        A query that is stopped before takes away the socket by which the Python process of its source is about to
+        connect, or to be asked, and that process tells of it in stacks.
+        """
+        until_ns = self._clock.monotonic_ns() + round(BATCH_PATIENCE_S * SECOND)
+        for query in queries:
+            with suppress(JobFailed), spark_failures():
+                last = _last_batch(query)
+                while query.isActive and _last_batch(query) == last and self._clock.monotonic_ns() < until_ns:
+                    status = query.status
+                    is_starting = last < 0 and status["message"].startswith(_STARTS)
+                    if not status["isTriggerActive"] and not is_starting:
+                        break
+                    query.awaitTermination(LOOKED_EVERY_S)
 
     def _look(
         self,
@@ -210,6 +240,12 @@ class Runner:
             work.lag = sum(lags.values())
             if on_batch is not None:
                 on_batch(progress)
+
+
+def _last_batch(query: Any) -> int:
+    """Return the number of the last micro-batch of which a query tells; -1: of none."""
+    recent = query.recentProgress
+    return int(json.loads(recent[-1].json)["batchId"]) if recent else -1
 
 
 def _lag(latest: object) -> int:
@@ -296,36 +332,60 @@ def run_command(table: type[Table], arguments: Sequence[str], job: Callable[[Tab
 
 @contextmanager
 def _without_stacks_of_py4j() -> Iterator[None]:
-    """Leave out what py4j logs, in the root logger, of each connection that ends with a JVM: we say that in a line."""
+    """Leave out what py4j logs, in the root logger and in one of its own, of each connection that ends with a JVM, and
+    of each call from there that fails: we say that in a line.
+    """
 
     def keep(record: logging.LogRecord) -> bool:
-        return not record.pathname.endswith(os.path.join("py4j", "java_gateway.py"))
+        return not record.pathname.endswith(_OF_PY4J)
 
-    root = logging.getLogger()
-    root.addFilter(keep)
-    try:
+    with _filtered([logging.getLogger(), logging.getLogger("py4j.clientserver")], keep):
         yield
-    finally:
-        root.removeFilter(keep)
 
 
 @contextmanager
-def stopped_by_signals() -> Iterator[tuple[threading.Event, Callable[[], None]]]:
+def _without_stacks_of_sql() -> Iterator[None]:
+    """Leave out what PySpark logs of an error in SQL before it raises it: a line of JSON with the stack of Java."""
+    from pyspark.logger import PySparkLogger
+
+    # made here in PySpark's way: a logger of that name of another class would not take what PySpark calls it with
+    with _filtered([PySparkLogger.getLogger(name) for name in _TELL_OF_SQL], lambda _: False):
+        yield
+
+
+@contextmanager
+def _filtered(loggers: Sequence[logging.Logger], keep: Callable[[logging.LogRecord], bool]) -> Iterator[None]:
+    for each in loggers:
+        each.addFilter(keep)
+    try:
+        yield
+    finally:
+        for each in loggers:
+            each.removeFilter(keep)
+
+
+@contextmanager
+def stopped_by_signals(clock: Clock | None = None) -> Iterator[tuple[threading.Event, Callable[[], None]]]:
     """Set an event at Ctrl-C and SIGTERM; the second one is as if there were none.
 
-    The function beside the event takes the signals again, which Spark takes when it starts.
+    What comes again within a second of the first is that one once more, as timeout(1) sends it twice. The function
+    beside the event takes the signals again, which Spark takes when it starts.
     """
+    clock = clock or SystemClock()
     stop = threading.Event()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    first_ns: dict[int, int] = {}
 
     def end(number: int, frame: object) -> None:
         stop.set()
-        signal.signal(number, before[signal.Signals(number)])
+        now_ns = clock.monotonic_ns()
+        if now_ns - first_ns.setdefault(number, now_ns) > SAME_SIGNAL_NS:
+            signal.signal(number, before[signal.Signals(number)])
+            signal.raise_signal(number)
 
     def take() -> None:
-        if not stop.is_set():
-            for number in before:
-                signal.signal(number, end)
+        for number in before:
+            signal.signal(number, end)
 
     take()
     try:

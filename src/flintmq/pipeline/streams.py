@@ -33,6 +33,7 @@ from flintmq.pipeline.files import STAGED, DirectoryError, take
 from flintmq.pipeline.options import StreamFlags, Work
 from flintmq.pipeline.runner import JobFailed, Runner, spark_failures
 from flintmq.spark.durable import replace
+from flintmq.spark.lag import CHECKPOINT_FILE_MAX
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -122,6 +123,30 @@ def unfinished(place: Path) -> list[Path]:
     offsets = place / "offsets"
     found = list(offsets.iterdir()) if offsets.is_dir() else []
     return found if all(_UNFINISHED.fullmatch(path.name) for path in found) else []
+
+
+def last_watermark_ms(checkpoint: str | Path) -> int:
+    """Return the watermark with which the next micro-batch of a job's rows goes on, in milliseconds since the epoch.
+
+    It is that of the last micro-batch that was planned, or the one that the last committed has left behind it. 0: there
+    is none, or it cannot be read, which Spark says when it starts the query.
+    """
+    place = Path(checkpoint) / ROWS
+    return max(
+        _last_noted(place / "offsets", "batchWatermarkMs"),
+        _last_noted(place / "commits", "nextBatchWatermarkMs"),
+    )
+
+
+def _last_noted(directory: Path, name: str) -> int:
+    """Return a number that Spark has noted in the second line of the last file of a log of its checkpoint; 0: none."""
+    try:
+        last = max(int(path.name) for path in directory.iterdir() if path.name.isdecimal())
+        with (directory / str(last)).open(encoding="utf-8") as file:
+            lines = file.read(CHECKPOINT_FILE_MAX).splitlines()
+        return int(json.loads(lines[1])[name])
+    except (OSError, *UNREADABLE_JSON, KeyError, IndexError, TypeError):
+        return 0
 
 
 class BatchFiles:
@@ -236,18 +261,25 @@ class Queries:
             self._starters.append(self._writer(counted, BAD).foreachBatch(_FailAtBadRow()).start)
         self._has_bad = True
 
-    def wait(self, runner: Runner, work: Work, counted: Mapping[str, str] | None = None) -> None:
+    def wait(
+        self,
+        runner: Runner,
+        work: Work,
+        counted: Mapping[str, str] | None = None,
+        check: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> None:
         """Start them, and wait until they end, or the job is to stop.
 
         Args:
-            counted: further figures of the job, by the metric of Spark's stateful operators that they are.
+            counted: further figures of the job, by the metric of Spark's stateful operators that they are; they go on
+                from those that the work has.
+            check: given the progress of each micro-batch when it was counted; what it raises ends the queries.
 
         Raises:
             JobFailed: one of them failed.
         """
-        work.more.update(dict.fromkeys(counted or {}, 0))
-        if self._has_bad:
-            work.more["bad"] = 0
+        for figure in (*(counted or {}), *(["bad"] if self._has_bad else [])):
+            work.more.setdefault(figure, 0)
 
         def look(progress: Mapping[str, Any]) -> None:
             if self._has_bad:
@@ -256,6 +288,8 @@ class Queries:
                 for operator in progress.get("stateOperators", ()):
                     value = operator.get(metric, operator.get("customMetrics", {}).get(metric, 0))
                     work.more[name] += int(value)
+            if check is not None:
+                check(progress)
 
         together = list(enumerate(self._starters))
         if self._flags.follow or not self._has_bad:

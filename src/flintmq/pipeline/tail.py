@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from flintmq.errors import UsageError
 from flintmq.options import SECOND, Duration, Integer, Switch, Text, option
-from flintmq.pipeline.bodies import REASON, SchemaFlags, with_columns
+from flintmq.pipeline.bodies import REASON, SchemaFlags, unused, with_columns
 from flintmq.pipeline.options import WHEN, SourceFlags, SparkFlags, Work
 from flintmq.pipeline.runner import Runner, run_command
 from flintmq.pipeline.streams import check_expressions
@@ -70,7 +70,7 @@ def _shown(frame: DataFrame, options: TailOptions) -> DataFrame:
     """Return the columns that are shown."""
     if options.schema:
         wide = with_columns(frame, options.schema, drops_unknown=options.unknown_fields == "drop")
-        frame = wide.withColumnRenamed(REASON, "bad")
+        frame = wide.withColumnRenamed(REASON, unused("bad", wide.columns))
     else:
         frame = frame.selectExpr(*(name for name in frame.columns if name != "body"), "cast(body AS string) AS body")
     if options.filter:

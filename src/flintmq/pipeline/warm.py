@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -31,7 +32,9 @@ from flintmq.spark.session import session
 from flintmq.spark.session_settings import QUICK_JVM_FLAGS, class_archive, is_whole, length_note
 from flintmq.version import __version__
 
-_TAIL = 1500
+ARCHIVE_BYTES = 200 << 20  # what one takes, and a little more
+_SAID_MAX = 500
+_OF_STACK = ("Traceback", "During handling of", "The above exception", "Caused by")
 
 _clock = SystemClock()
 
@@ -73,7 +76,7 @@ def warm(*, force: bool = False, timeout_s: float = 600.0) -> Warmed:
         timeout_s: how long that may take.
 
     Raises:
-        SetupError: Java or PySpark is missing, the session failed, or the file cannot be written.
+        SetupError: Java or PySpark is missing, the session failed, the disk is full, or the file cannot be written.
     """
     java_home = find_java_home(os.environ)
     path = class_archive(java_home, os.environ)
@@ -82,6 +85,7 @@ def warm(*, force: bool = False, timeout_s: float = 600.0) -> Warmed:
     began_ns = _clock.monotonic_ns()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _check_space(path.parent)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".warm-") as scratch:
             staged = Path(scratch) / "classes.jsa"
             _make(staged, timeout_s)
@@ -94,6 +98,23 @@ def warm(*, force: bool = False, timeout_s: float = 600.0) -> Warmed:
     return Warmed(path, True, path.stat().st_size, (_clock.monotonic_ns() - began_ns) / SECOND)
 
 
+def _check_space(directory: Path, written_bytes: int = 0) -> None:
+    """See that an archive has room in a directory.
+
+    Args:
+        written_bytes: of it that are there already.
+
+    Raises:
+        SetupError: it has not; in bytes.
+    """
+    free = shutil.disk_usage(directory).free + written_bytes
+    if free < ARCHIVE_BYTES:
+        raise SetupError(
+            f"an archive takes {ARCHIVE_BYTES} bytes, and {directory} has {free} bytes free",
+            "make room, or set XDG_CACHE_HOME to a directory that has it",
+        )
+
+
 def _make(staged: Path, timeout_s: float) -> None:
     """Have a process of its own start Spark and end it in an orderly way: the JVM writes the archive as it ends."""
     try:
@@ -104,8 +125,21 @@ def _make(staged: Path, timeout_s: float) -> None:
     except subprocess.TimeoutExpired as error:
         raise SetupError(f"no archive was written within {timeout_s:g} s", "give --timeout") from error
     if done.returncode or not staged.is_file():
-        said = (done.stderr or done.stdout).strip()[-_TAIL:]
+        _check_space(staged.parent, staged.stat().st_size if staged.is_file() else 0)
+        said = _last_words(done.stderr) or _last_words(done.stdout) or "nothing"
         raise SetupError(f"no archive was written; Spark said: {said}", "see docs/spark.md, 'When it does not work'")
+
+
+def _last_words(text: str) -> str:
+    """Return the last line that is no part of a stack, with those of the JVM about the archive before it; at most
+    500 characters.
+    """
+    lines = [
+        line.strip() for line in text.splitlines() if line.strip() and not line[0].isspace()
+        and not line.startswith(_OF_STACK)
+    ]  # fmt: skip
+    told = [line for line in lines[:-1] if "archive" in line.lower()]
+    return "; ".join([*told, *lines[-1:]])[-_SAID_MAX:]
 
 
 def load_classes(archive: Path, directory: Path) -> None:

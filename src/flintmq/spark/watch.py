@@ -16,6 +16,7 @@ Source: docs/decisions/0006.
 from __future__ import annotations
 
 import atexit
+import errno
 import json
 import logging
 import threading
@@ -89,14 +90,20 @@ class QueryWatch(StreamingQueryListener):
         self._states: dict[str, QueryState] = {}
         self._lock = threading.Lock()
         self._has_told_of_others = False
-        self._reporter = (
-            None if nsqadmin is None else Reporter(nsqadmin, nsqadmin_token, nsqadmin_ca_file, self._reported)
-        )
-        self._server = None if metrics is None else _serve(metrics, self.text)
+        self._reporter: Reporter | None = None
+        self._server = None if metrics is None else _listening(metrics, self.text)
+        try:  # threads are started last, when nothing is left that could be refused
+            if nsqadmin is not None:
+                self._reporter = Reporter(nsqadmin, nsqadmin_token, nsqadmin_ca_file, self._reported)
+        except BaseException:
+            if self._server is not None:
+                self._server.server_close()
+            raise
         self.metrics_address = ""
         if self._server is not None:
             host, port = self._server.server_address[:2]
             self.metrics_address = f"{host!s}:{port}"
+            threading.Thread(target=self._server.serve_forever, name="flintmq-metrics", daemon=True).start()
 
     def close(self) -> None:
         """Serve no more, and tell nsqadmin what it was not told yet, for at most 5 s."""
@@ -281,7 +288,9 @@ def _labels(labels: Mapping[str, str]) -> str:
     return "{" + ",".join(f'{name}="{value}"' for name, value in zip(labels, shown, strict=True)) + "}"
 
 
-def _serve(address: str, text: Any) -> ThreadingHTTPServer:
+def _listening(address: str, text: Any) -> ThreadingHTTPServer:
+    """Return a server of ``/metrics`` that listens, and serves when ``serve_forever`` is called."""
+
     class Handler(BaseHTTPRequestHandler):
         timeout = REQUEST_TIMEOUT_S
 
@@ -301,7 +310,9 @@ def _serve(address: str, text: Any) -> ThreadingHTTPServer:
         host, port = split_address(address) if not address.endswith(":0") else (address[:-2], 0)
         server = ThreadingHTTPServer((host, port), Handler)
     except (OSError, ValueError) as error:
-        raise OptionError("metrics", address, f"host:port that can be listened on: {error}", "argument") from error
+        allowed = f"host:port that can be listened on: {error}"
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            allowed += "; if an earlier watch() of this driver listens there, call close() on what it has returned"
+        raise OptionError("metrics", address, allowed, "argument") from error
     server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, name="flintmq-metrics", daemon=True).start()
     return server

@@ -864,7 +864,8 @@ def _subscribe(command: str) -> _Take:
         connection: ServerConnection, row: Command, values: tuple[Any, ...], data: bytes, start: int, at: int,
         events: list[Event],
     ) -> int:  # fmt: skip
-        event = Subscribe(*values[:3], command, *values[3:])
+        topic, channel, partition, *place = values
+        event = Subscribe(topic, channel, partition, command, place[0] if place else None)
         event.names_partition = data.count(b" ", start, at) >= len(("topic", "channel", "partition"))
         events.append(event)
         return at
