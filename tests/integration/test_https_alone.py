@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
 
 import pytest
 from tests.certificates import Certificates
@@ -23,16 +22,6 @@ from flintmq.sync import Producer
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return Certificates(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
-    """Daemons that several tests of this file use."""
-    daemons = Daemons(tmp_path_factory.mktemp("shared"))
-    try:
-        yield daemons
-    finally:
-        daemons.close()
 
 
 def tls(certificates: Certificates) -> list[str]:

@@ -11,7 +11,7 @@ import ssl
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -42,16 +42,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # old ver
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return Certificates(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
-    """Daemons that several tests of this file use."""
-    daemons = Daemons(tmp_path_factory.mktemp("shared"))
-    try:
-        yield daemons
-    finally:
-        daemons.close()
 
 
 def tls_flags(certificates: Certificates, *flags: str) -> list[str]:
