@@ -8,8 +8,6 @@ Source: docs/decisions/0017.
 
 from __future__ import annotations
 
-import logging
-import os
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,9 +22,7 @@ from flintmq.errors import OptionError
 from flintmq.net.address import format_address, split_address
 from flintmq.net.etcd import EtcdOptions, EtcdStore
 from flintmq.net.http_auth import TokenFile
-from flintmq.net.tls import TlsSetupError, client_context
-
-log = logging.getLogger(__name__)
+from flintmq.net.tls import Renewed, client_context
 
 FORM = "it must be host:port or http(s)://[user:password@]host:port, of members of one etcd or of one nsqlookupd"
 _PASSWORD_BYTES_MAX = 1024
@@ -143,48 +139,14 @@ class StoreFiles:
     key: str = ""
 
 
-class StoreTls:
-    """The client's side of TLS with a store: whom it trusts, what it shows.
-
-    The files are looked at for each request, and read again when they changed: authorities and certificates are renewed
-    while the daemon runs. A connection that stands keeps what it began with.
+def _context(files: StoreFiles) -> Renewed[ssl.SSLContext]:
+    """Return the client's side of TLS with a store: whom it trusts, what it shows.
 
     Raises:
         TlsSetupError: a file is missing, cannot be read, or does not fit.
     """
-
-    def __init__(self, files: StoreFiles) -> None:
-        self._files = files
-        self._state = self._look()
-        self._context = self._load()
-
-    def current(self) -> ssl.SSLContext:
-        """Return the context for the next connection, the same one until a file changes."""
-        state = self._look()
-        if state != self._state:
-            self._state = state
-            try:
-                self._context = self._load()
-            except TlsSetupError as error:
-                log.error("STORE: changed files of %s are not used, those before stay: %s", _TLS_OPTIONS, error)
-            else:
-                log.info("STORE: changed files of %s are used from now on", _TLS_OPTIONS)
-        return self._context
-
-    def _load(self) -> ssl.SSLContext:
-        return client_context(self._files.root_ca, cert=self._files.cert, key=self._files.key)
-
-    def _look(self) -> tuple[tuple[int, int, int] | None, ...]:
-        """Return by what a change of the files is noticed."""
-        return tuple(map(_stamp, filter(None, (self._files.root_ca, self._files.cert, self._files.key))))
-
-
-def _stamp(path: str) -> tuple[int, int, int] | None:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
+    paths = (files.root_ca, files.cert, files.key)
+    return Renewed(_TLS_OPTIONS, paths, lambda: client_context(files.root_ca, cert=files.cert, key=files.key))
 
 
 def open_store(
@@ -210,7 +172,7 @@ def open_store(
     is_secured = any(endpoint.startswith("https:") for endpoint in endpoints)
     if (files.root_ca or files.cert or files.key) and not is_secured:
         raise ValueError("files for TLS are of no use: no address of the store begins with https://")
-    context = StoreTls(files).current if is_secured else None
+    context = _context(files).now if is_secured else None
     return EtcdStore(env, EtcdOptions(endpoints, context, user, password, token))
 
 

@@ -5,6 +5,7 @@ Rules of this file:
 - Versions before TLS 1.2 have to be asked for, renegotiation is off, a key that asks for a passphrase is refused rather
   than prompting on the terminal of a daemon.
 - What is wrong with certificates and keys is said at start, with the file and what to do.
+- Files are read again when they have changed (:class:`Renewed`): certificates run out while a daemon runs.
 
 Client-auth policies (NSQ's TCP protocol): ``""`` asks clients for no certificate; ``require`` wants one and does not
 look at who issued it, which the standard library cannot do (:mod:`flintmq.net.tls_unverified`); ``require-verify``
@@ -15,15 +16,22 @@ Source: NSQ's TCP protocol; docs/decisions/0007.
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl
 import stat
 import warnings
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Generic, TypeVar
 
 from flintmq.errors import FlintError
-from flintmq.net.tls_engine import OLD_CIPHERS, NewEngine, StandardTls, TlsFailed, reason_of
+from flintmq.net.tls_engine import OLD_CIPHERS, NewEngine, StandardTls, TlsEngine, TlsFailed, reason_of
+
+log = logging.getLogger(__name__)
+
+Made = TypeVar("Made")
 
 VERSIONS = {
     "tls1.0": ssl.TLSVersion.TLSv1,
@@ -56,6 +64,53 @@ class TlsSetupError(FlintError):
         return f"{self.what}: {self.reason}"
 
 
+class Renewed(Generic[Made]):
+    """Something that is made of files, and made anew when they have changed.
+
+    The files are looked at for each connection that begins; one that stands keeps what it began with.
+
+    Args:
+        names: the options that name the files, as the log has them.
+        paths: of the files; empty ones are passed over.
+        make: reads them.
+
+    Raises:
+        TlsSetupError: they cannot be used.
+    """
+
+    def __init__(self, names: str, paths: Iterable[str], make: Callable[[], Made]) -> None:
+        self._names = names
+        self._paths = tuple(filter(None, paths))
+        self._make = make
+        self._state = self._look()
+        self._made = make()
+
+    def now(self) -> Made:
+        """Return it: as the files are now, or, if they cannot be used, as they were before, which is logged."""
+        state = self._look()
+        if state != self._state:
+            self._state = state
+            try:
+                self._made = self._make()
+            except TlsSetupError as error:
+                log.error("TLS: the changed files of %s are not used, those before stay: %s", self._names, error)
+            else:
+                log.info("TLS: the changed files of %s are used from now on", self._names)
+        return self._made
+
+    def _look(self) -> tuple[tuple[int, int, int] | None, ...]:
+        """Return by what a change of the files is noticed."""
+        return tuple(map(_stamp, self._paths))
+
+
+def _stamp(path: str) -> tuple[int, int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
 @dataclass(frozen=True, slots=True)
 class ServerTls:
     """The settings of a server's side of TLS; the attributes are nsqd's flags.
@@ -74,11 +129,27 @@ class ServerTls:
     min_version: str = "tls1.2"
 
     def engines(self) -> NewEngine:
-        """Load the files; what is returned makes the engine of each connection.
+        """Load the files; what is returned makes the engine of each connection, of the files as they are then.
 
         Raises:
             TlsSetupError: a file is missing, cannot be read, or does not fit.
         """
+        renewed = self.renewed(self._engines)
+
+        def new_engine() -> TlsEngine:
+            return renewed.now()()
+
+        return new_engine
+
+    def renewed(self, make: Callable[[], Made]) -> Renewed[Made]:
+        """Return what a function makes of the files, and makes anew when they have changed.
+
+        Raises:
+            TlsSetupError: as :meth:`engines`.
+        """
+        return Renewed("--tls-cert, --tls-key and --tls-root-ca-file", (self.cert, self.key, self.root_ca_file), make)
+
+    def _engines(self) -> NewEngine:
         if self.policy == REQUIRE:
             from flintmq.net.tls_unverified import unverified_engines  # a second TLS library, for this policy only
 

@@ -122,7 +122,7 @@ class NsqadminOptions(Options):
     tls_cert: str = option(
         Text("FILE"),
         "",
-        "certificate for HTTPS, which may be followed by its chain",
+        "certificate for HTTPS and its chain; read again when it changes",
         group=_TLS,
         origin="flintmq",
         default_text="none",
@@ -144,7 +144,12 @@ class NsqadminOptions(Options):
         origin="flintmq",
     )
     tls_root_ca_file: str = option(
-        Text("FILE"), "", "certificate authorities of visitors", group=_TLS, origin="flintmq", default_text="none"
+        Text("FILE"),
+        "",
+        "authorities of visitors; read again when it changes",
+        group=_TLS,
+        origin="flintmq",
+        default_text="none",
     )
     tls_min_version: str = option(
         Choice(("tls1.0", "tls1.1", "tls1.2", "tls1.3")),

@@ -174,7 +174,7 @@ class Nsqadmin:
             ListenFailed: an address cannot be listened on.
             TlsSetupError: the files for HTTPS cannot be used.
         """
-        context = None if self._tls is None else server_context(self._tls)
+        context = None if self._tls is None else _renewed_context(self._tls)
         sockets: list[socket.socket] = []
         try:
             if self._options.http_address:
@@ -208,6 +208,22 @@ class Nsqadmin:
         if self._task is not None:
             await self._task
         await self._admin.close()
+
+
+def _renewed_context(tls: ServerTls) -> ssl.SSLContext:
+    """Return a context for asyncio, of which each handshake takes the files as they are then.
+
+    Raises:
+        TlsSetupError: they cannot be used.
+    """
+    renewed = tls.renewed(lambda: server_context(tls))
+    context = renewed.now()
+
+    def renew(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        connection.context = renewed.now()
+
+    context.sni_callback = renew
+    return context
 
 
 def _tls(options: NsqadminOptions) -> ServerTls | None:

@@ -28,7 +28,7 @@ from flintmq.net.address import format_address
 from flintmq.net.http_client import HttpClient
 from flintmq.net.http_exchange import NoAnswer, Request
 from flintmq.net.regex import BadPattern, compiled
-from flintmq.net.tls import client_context
+from flintmq.net.tls import Renewed, client_context
 from flintmq.nsqd.options import NsqdOptions, auth_url
 from flintmq.wire.server import go_quote
 
@@ -252,7 +252,7 @@ class AuthClient:
         addresses: ``host:port`` or a whole URL each.
         method: ``get`` or ``post``.
         env: for the choice of the first server and a worker thread.
-        context: for servers with https.
+        context: returns what is used for the next connection to a server with https.
         connect_timeout_s, request_timeout_s: for a connection, for the whole of one request.
     """
 
@@ -262,7 +262,7 @@ class AuthClient:
         *,
         method: str,
         env: Env,
-        context: ssl.SSLContext,
+        context: Callable[[], ssl.SSLContext],
         connect_timeout_s: float,
         request_timeout_s: float,
     ) -> None:
@@ -351,7 +351,7 @@ class AuthClient:
                 request,
                 timeout_s=self._request_timeout_s,
                 connect_timeout_s=self._connect_timeout_s,
-                context=self._context,
+                context=self._context(),
                 body_bytes_max=ANSWER_SIZE_MAX,
             )
         except NoAnswer as failure:
@@ -363,11 +363,13 @@ def auth_client(options: NsqdOptions, env: Env) -> AuthClient | None:
     """Return what asks the auth servers that the flags name; None without any."""
     if not options.auth_http_address:
         return None
+    authorities, min_version = options.tls_root_ca_file, options.tls_min_version
+    context = Renewed("--tls-root-ca-file", [authorities], lambda: client_context(authorities, min_version=min_version))
     return AuthClient(
         options.auth_http_address,
         method=options.auth_http_request_method,
         env=env,
-        context=client_context(options.tls_root_ca_file, min_version=options.tls_min_version),
+        context=context.now,
         connect_timeout_s=options.http_client_connect_timeout_ns / 1e9,
         request_timeout_s=options.http_client_request_timeout_ns / 1e9,
     )

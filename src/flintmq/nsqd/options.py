@@ -584,7 +584,7 @@ class NsqdOptions(Options):
     )
 
     tls_cert: str = option(
-        Text("FILE"), "", "certificate of this server, which may be followed by its chain", group=_TLS
+        Text("FILE"), "", "certificate of this server and its chain; read again when it changes", group=_TLS
     )
     tls_key: str = option(Text("FILE"), "", "private key of that certificate, without a passphrase", group=_TLS)
     tls_client_auth_policy: str = option(
@@ -595,7 +595,7 @@ class NsqdOptions(Options):
         group=_TLS,
     )
     tls_root_ca_file: str = option(
-        Text("FILE"), "", "certificate authorities of clients and of auth servers", group=_TLS
+        Text("FILE"), "", "authorities of clients and of auth servers; read again when it changes", group=_TLS
     )
     tls_required: str = option(
         Choice(

@@ -221,7 +221,7 @@ class NsqlookupdOptions(Options):
     tls_cert: str = option(
         Text("FILE"),
         "",
-        "certificate for HTTPS, which may be followed by its chain",
+        "certificate for HTTPS and its chain; read again when it changes",
         group=_TLS,
         origin="flintmq",
         default_text="none",
@@ -243,7 +243,12 @@ class NsqlookupdOptions(Options):
         origin="flintmq",
     )
     tls_root_ca_file: str = option(
-        Text("FILE"), "", "certificate authorities of clients", group=_TLS, origin="flintmq", default_text="none"
+        Text("FILE"),
+        "",
+        "authorities of clients; read again when it changes",
+        group=_TLS,
+        origin="flintmq",
+        default_text="none",
     )
     tls_min_version: str = option(
         Choice(("tls1.0", "tls1.1", "tls1.2", "tls1.3")),

@@ -9,6 +9,7 @@ import random
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -67,7 +68,7 @@ async def asking(*addresses: str, **options: Any) -> AsyncIterator[AuthClient]:
     settings: dict[str, Any] = {
         "method": "get",
         "env": Env(random=random.Random(1)),
-        "context": client_context(),
+        "context": client_context,
         "connect_timeout_s": 0.5,
         "request_timeout_s": 2.0,
     }
@@ -153,8 +154,9 @@ async def test_whole_urls_are_used_as_they_are(form: str, path: str):
 async def test_https_is_verified(certificates: Certificates):
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificates.server.cert, certificates.server.key)
+    trusted = partial(client_context, certificates.ca)
     async with serving(with_answer(ANSWER), context) as address:
-        async with asking(f"https://{address}/auth", context=client_context(certificates.ca)) as client:
+        async with asking(f"https://{address}/auth", context=trusted) as client:
             assert (await ask(client)).count == 1
         async with asking(f"https://{address}/auth") as client:
             with pytest.raises(AuthFailed, match="certificate verify failed"):
@@ -164,6 +166,7 @@ async def test_https_is_verified(certificates: Certificates):
 async def test_a_403_that_names_an_https_port_is_followed(certificates: Certificates):
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificates.server.cert, certificates.server.key)
+    trusted = partial(client_context, certificates.ca)
     seen: list[web.Request] = []
     async with serving(with_answer(ANSWER, seen), context) as secure_address:
 
@@ -171,7 +174,10 @@ async def test_a_403_that_names_an_https_port_is_followed(certificates: Certific
             body = {"message": "TLS_REQUIRED", "https_port": int(secure_address.rpartition(":")[2])}
             return web.json_response(body, status=403)
 
-        async with serving(refuse) as address, asking(address, context=client_context(certificates.ca)) as client:
+        async with (
+            serving(refuse) as address,
+            asking(address, context=trusted) as client,
+        ):
             assert (await ask(client)).count == 1
     assert seen[0].raw_path.startswith("/auth?common_name=&remote_ip=127.0.0.1&secret=geheim")
 
