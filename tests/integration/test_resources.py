@@ -130,7 +130,8 @@ def test_a_stop_while_the_disk_is_full(daemons: Daemons, small_disk: Mount):
     nsqd.post("/channel/create?topic=t&channel=c")
     small_disk.fill()
     drain(nsqd, "t", "c")
-    wait_until(lambda: nsqd.request("GET", "/ping").body.startswith(b"NOK - writing progress failed: "), "unhealthy")
+    wait_until(lambda: "writing progress failed: " in nsqd.log, "it is told")
+    assert nsqd.request("GET", "/ping").body.startswith(b"NOK - disk full: ")
     nsqd.send_signal(signal.SIGTERM)
     assert nsqd.wait() == 1
     line = nsqd.log.splitlines()[-1]

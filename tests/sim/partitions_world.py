@@ -23,6 +23,7 @@ from tests.sim.checkers import in_flight, strict_order, timeline, total_queue
 from tests.sim.loop import Simulation
 from tests.sim.nsqd_world import ANSWER_DEADLINE_S, DRAIN_S_MAX, PORT, Wire, World
 
+from flintmq.client.core.message import is_hex
 from flintmq.message import partition_of, sequence_of
 from flintmq.nsqd.options import NsqdOptions
 from flintmq.nsqd.server import main
@@ -188,6 +189,8 @@ class Link:
         sub = commands.sub(TOPIC, self.channel.name, self.number)
         if self.channel.is_ordered:
             sub = self.random.choice((b"SUB_ORDER", b"SUB_ORDERED")) + sub[3:]
+        elif self.number is None and self.random.random() < 0.5:
+            sub = sub[:-1] + b" -1\n"  # as one that knows of partitions
         return commands.identify(identify % (MSG_TIMEOUT_NS // 1_000_000)) + sub
 
     def _note(self, step, key, message=None, value=0):
@@ -215,7 +218,8 @@ class Link:
 
     def _on_message(self, key, wire, frame, is_living):
         world, channel = self.world, self.channel
-        _, attempts, internal, trace_id = struct.unpack_from(">QHQQ", frame)
+        _, attempts, message_id = struct.unpack_from(">QH16s", frame)
+        internal, trace_id = (int(message_id, 16), 0) if is_hex(message_id) else struct.unpack(">QQ", message_id)
         body = frame[26:]
         if channel.is_ordered:
             offset, raw_size = struct.unpack_from(">QI", body)
@@ -227,7 +231,7 @@ class Link:
             return  # what a dead nsqd had sent; nobody there takes an answer
         self.channel.flow.append((world.now_ns(), "message", key, internal))
         self._note("deliver", key, internal, attempts)
-        self._answer(key, wire, internal, frame[10:26])
+        self._answer(key, wire, internal, message_id)
 
     def _answer(self, key, wire, internal, message_id):
         call_later = asyncio.get_running_loop().call_later
