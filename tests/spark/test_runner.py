@@ -339,6 +339,32 @@ def test_a_job_that_is_stopped_while_its_query_starts_counts_the_first_micro_bat
     assert (query.isActive, work.rows) == (False, 1)
 
 
+@pytest.mark.parametrize("stopped", ["before", "meanwhile", "never"])
+def test_what_fails_when_all_processes_have_the_signal_is_no_failure(stopped: str):
+    """Spark's Python processes end by it as well, and a micro-batch with them: the next run repeats it."""
+    runner, failure = Runner(), RuntimeError("Python worker exited unexpectedly")
+
+    class Failing(Starting):
+        def awaitTermination(self, seconds: float) -> bool:
+            self.isActive = False
+            if stopped == "meanwhile":
+                runner.stop.set()
+            return super().awaitTermination(seconds)
+
+        def exception(self) -> Exception:
+            return failure
+
+    query = Failing(("Processing", True, 1))
+    if stopped == "before":
+        runner.stop.set()
+    if stopped == "never":
+        with pytest.raises(JobFailed, match="exited unexpectedly"):
+            runner.follow([query], Work())
+    else:
+        runner.follow([query], Work())
+    assert query.seen == 1
+
+
 def test_a_query_that_does_not_start_is_ended_after_all():
     runner, query = Runner(), Starting(("Initializing sources", False, 0))
     runner._clock = Later()

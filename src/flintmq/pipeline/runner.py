@@ -183,15 +183,20 @@ class Runner:
             while True:
                 active, is_last = [query for query in queries if query.isActive], self.stop.is_set()
                 if active and not is_last:
-                    with spark_failures():
-                        active[0].awaitTermination(LOOKED_EVERY_S)
+                    try:
+                        with spark_failures():
+                            active[0].awaitTermination(LOOKED_EVERY_S)
+                    except JobFailed:
+                        if not self.stop.is_set():
+                            raise
                 elif active:
                     self._await_batches(active)
                 for query in queries:
                     self._look(query, work, seen, lags, on_batch, query.id not in uncounted)
                 self.tell(work)
                 for query in queries:
-                    if not query.isActive and (failure := query.exception()) is not None:
+                    # what fails when the job is to stop lacks a process of Spark's that has had the signal, too
+                    if not self.stop.is_set() and not query.isActive and (failure := query.exception()) is not None:
                         raise JobFailed(reason(failure))
                 if not active or is_last:
                     return
