@@ -317,8 +317,8 @@ def test_files_where_there_can_be_none(job: Job, nsqd: NsqdProcess, topic: str, 
 
 
 def assert_no_error_but_of_closed_pipes(errors: str) -> None:
-    """Spark closes the pipe of a Python process when its query is stopped, and PySpark tells of that in one that is just
-    answering or waits for a question, unless that is ended before it has: docs/spark.md.
+    """Spark closes the pipe of a Python process when its query is stopped, and PySpark tells of that in one that just
+    answers or waits for a question, unless that is ended before it has: docs/spark.md.
     """
     for told in errors.split("Traceback (most recent call last):\n")[1:]:
         error = next((line for line in told.splitlines() if not line.startswith(("  ", "{"))), "")
