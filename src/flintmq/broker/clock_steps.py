@@ -20,16 +20,11 @@ _SLACK_NS = 100_000_000  # by which a step may be noticed late, or not be worth 
 
 
 class ClockSteps:
-    """Remembers how the wall clock was set.
+    """Remembers how the wall clock was set."""
 
-    Attributes:
-        shift_ns: by how much it has been set since the start, in all: wall time minus the clock of due times.
-    """
-
-    __slots__ = ("_since_ns", "_shifts_ns", "shift_ns")
+    __slots__ = ("_since_ns", "_shifts_ns")
 
     def __init__(self) -> None:
-        self.shift_ns = 0
         self._shifts_ns = [0]
         self._since_ns = [0]  # on the clock of due times; that of the first is not looked at
 
@@ -37,10 +32,9 @@ class ClockSteps:
         """The wall clock was set.
 
         Args:
-            shift_ns: as the attribute.
+            shift_ns: by how much since the start, in all: wall time minus the clock of due times.
             due_clock_ns: when that was noticed.
         """
-        self.shift_ns = shift_ns
         if abs(shift_ns - self._shifts_ns[-1]) < STEP_MIN_NS:
             self._shifts_ns[-1] = shift_ns
             return
