@@ -35,9 +35,9 @@ _HOLD_AGAIN_NS = 1_000_000_000  # before publishes to a topic have to wait for a
 
 
 def is_of_nsq(client: Client, event: Subscribe) -> bool:
-    """Whether a subscription is one that NSQ has, of a client that has not said that it knows more.
+    """Whether a subscription is as NSQ has it, of a client that has not said that it knows more.
 
-    Such clients may take ids for text: they have been nothing else.
+    Such a client may take ids for text, which in NSQ they are.
     """
     return event.command == "SUB" and not event.names_partition and not client.request.extend_support
 
@@ -46,7 +46,7 @@ class Subscribing:
     """Attaches clients to channels, and detaches them.
 
     Args:
-        is_for_nodes: what subscribes are other nodes, for clients of theirs, to whom they send ids as those know them.
+        is_for_nodes: other nodes subscribe, each for a client of its own, and make of ids what that client knows.
 
     Attributes:
         leadership: asked which partitions are led here; None: all that are here.
