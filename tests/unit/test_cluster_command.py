@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -57,7 +59,9 @@ def master(monkeypatch: pytest.MonkeyPatch) -> Master:
     for variable in VARIABLES.values():
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(LookupdAdmin.__base__, "ask", _ask_of(found))
-    monkeypatch.setattr(cluster, "_POLL_S", 0.0)
+    ticks = itertools.count()  # a millisecond for each look at the clock, however slow the machine is
+    clock = SimpleNamespace(monotonic=lambda: next(ticks) / 1000, sleep=lambda _: None)
+    monkeypatch.setattr(cluster, "time", clock)
     return found
 
 
