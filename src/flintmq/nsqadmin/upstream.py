@@ -24,13 +24,14 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from flintmq.client.admin.question import HttpRefused, Question
+from flintmq.client.admin.route import Routes, Step
 from flintmq.client.options import why_unreachable
 from flintmq.client.security import client_context
 from flintmq.env import Env
 from flintmq.errors import FlintError, OptionError, RemoteProtocolError
 from flintmq.net.http_auth import TokenFile
 from flintmq.net.http_client import HttpClient
-from flintmq.net.http_exchange import Answer, NoAnswer, Request, tls_port
+from flintmq.net.http_exchange import Answer, NoAnswer, Request
 from flintmq.nsqadmin.options import NsqadminOptions
 from flintmq.nsqadmin.views import Missing, Why
 from flintmq.options import SECOND
@@ -43,7 +44,6 @@ SUSPECTED_S = 0.4
 
 CONCURRENT_MAX = 64
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
-_REMEMBERED_MAX = 1024
 _SUSPECTED_MAX = 1024
 _SUSPECTED_FOR_S = 8.0
 
@@ -96,14 +96,17 @@ class Upstream:
         self._turns = asyncio.Semaphore(CONCURRENT_MAX)
         self._change_s = options.http_client_request_timeout_ns / SECOND
         self._connect_s = options.http_client_connect_timeout_ns / SECOND
-        self._over_tls: dict[str, int] = {}
-        self._wants_token: dict[str, None] = {}  # over plain HTTP
         self._suspected: dict[str, int] = {}  # until when, by address
         self._answered: OrderedDict[str, int] = OrderedDict()  # when they did last
         path = options.http_client_token_file
         self._token = TokenFile(path, env, "--http-client-token-file") if path else None
         named = (options.http_client_tls_root_ca_file, options.http_client_tls_cert)
-        self._waits_for_401 = self._token is not None and (any(named) or options.http_client_tls_insecure_skip_verify)
+        waits_for_401 = any(named) or options.http_client_tls_insecure_skip_verify
+        has_token = self._token is not None
+        self._routes = {
+            "nsqd": Routes(has_token=has_token, waits_for_401=waits_for_401),
+            "nsqlookupd": Routes(has_token=has_token),
+        }
         self._context()  # files that cannot be used stop a start
 
     async def close(self) -> None:
@@ -174,8 +177,7 @@ class Upstream:
         """Return the status of the answer to somebody who shows no token; 0: there is none."""
         try:
             async with asyncio.timeout(LOOK_S), self._turns:
-                port = self._over_tls.get(address)
-                base = f"http://{address}" if port is None else _over_tls(address, port)
+                base = self._routes["nsqd"].to(f"http://{address}").first().base
                 request = Request.to(method, base + target, {"Accept": "application/vnd.nsq; version=1.0"})
                 context = self._context() if request.endpoint.is_secured else None
                 return (await self._client.ask(request, timeout_s=LOOK_S, context=context)).status
@@ -236,24 +238,19 @@ class Upstream:
             raise NotAnswered(Missing(daemon, address, "unreadable", text)) from error
 
     async def _exchange(self, daemon: str, address: str, question: Question[Any], within_s: float) -> Answer:
-        port = self._over_tls.get(address)
-        if port is not None:
-            return await self._send(_over_tls(address, port), question, within_s)
-        waits = self._waits_for_401 and daemon == "nsqd" and address not in self._wants_token
-        answer = await self._send(f"http://{address}", question, within_s, shows_token=not waits)
-        if answer.status == 401 and waits:
-            if len(self._wants_token) >= _REMEMBERED_MAX:
-                self._wants_token.clear()
-            self._wants_token[address] = None
-            answer = await self._send(f"http://{address}", question, within_s)
-        if answer.status == 403 and (port := tls_port(answer.body)):
-            if len(self._over_tls) >= _REMEMBERED_MAX:
-                self._over_tls.clear()
-            self._over_tls[address] = port
-            return await self._send(_over_tls(address, port), question, within_s)
+        route = self._routes[daemon].to(f"http://{address}")
+        step: Step | None = route.first()
+        while step is not None:
+            sent = step
+            try:
+                answer = await self._send(sent.base, question, within_s, sent.shows_token)
+            except NoAnswer:
+                route.failed(sent)
+                raise
+            step = route.after(sent, answer.status, answer.body)
         return answer
 
-    async def _send(self, base: str, question: Question[Any], within_s: float, shows_token: bool = True) -> Answer:
+    async def _send(self, base: str, question: Question[Any], within_s: float, shows_token: bool) -> Answer:
         headers = await self._headers(shows_token)
         request = Request.to(question.method, base + question.target, headers, question.body)
         context = self._context() if request.endpoint.is_secured else None
@@ -288,10 +285,6 @@ def _missing(daemon: str, address: str, error: Exception) -> Missing:
         why: Why = "slow" if "within" in error.reason else "unreadable" if "HTTP" in error.reason else "down"
         return Missing(daemon, address, why, error.reason)
     return Missing(daemon, address, "refused", str(error))
-
-
-def _over_tls(address: str, port: int) -> str:
-    return f"https://{address.rpartition(':')[0]}:{port}"
 
 
 __all__ = ["ANSWER_BYTES_MAX", "LOOK_S", "Answers", "NotAnswered", "Upstream"]

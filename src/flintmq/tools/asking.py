@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from flintmq.client.admin.route import Route, Step, TokenWithheld
+from flintmq.client.admin.route import Routes, Step, TokenWithheld
 from flintmq.client.security import Token, obtain_token
 from flintmq.env import Env
 from flintmq.errors import UNREADABLE_JSON, FlintError, OptionError, UsageError
@@ -34,7 +34,6 @@ HTTP = "HTTP"
 _HTTP_OK = 200
 _HTTP_UNAUTHORIZED = 401
 _HTTP_NOT_FOUND = 404
-_ROUTES_MAX = 1024
 
 
 class NoneAnswers(FlintError):
@@ -146,18 +145,19 @@ class Asker:
         self._context = context
         self._token = token
         self._wants_tls = wants_tls
-        self._token_in_clear = True
-        self._routes: dict[str, Route] = {}
+        self._routes = Routes(has_token=token is not None, waits_for_401=wants_tls)
         self._client = HttpClient()
         self._timeout_s = options.http_client_request_timeout_ns / SECOND
         self._connect_timeout_s = options.http_client_connect_timeout_ns / SECOND
 
     def of_nsqd(self, lookupds: Sequence[str]) -> Asker:
         """Return who asks the nsqd that these nsqlookupd name; none: those that were named by hand."""
+        is_secured = self._wants_tls or any(each.startswith("https://") for each in lookupds)
         found = copy.copy(self)
-        found._routes = {}
-        found._token_in_clear = not lookupds or not (
-            self._wants_tls or any(each.startswith("https://") for each in lookupds)
+        found._routes = Routes(
+            has_token=self._token is not None,
+            waits_for_401=self._wants_tls,
+            token_in_clear=not (lookupds and is_secured),
         )
         return found
 
@@ -184,14 +184,7 @@ class Asker:
         return found["data"] if isinstance(found, dict) and isinstance(found.get("data"), dict) else found
 
     async def _answer(self, address: str, base: str, target: str) -> Answer:
-        route = self._routes.get(base)
-        if route is None:
-            if len(self._routes) >= _ROUTES_MAX:
-                self._routes.clear()
-            route = self._routes[base] = Route(
-                base, has_token=self._token is not None, waits_for_401=self._wants_tls,
-                token_in_clear=self._token_in_clear,
-            )  # fmt: skip
+        route = self._routes.to(base)
         step: Step | None = route.first()
         while step is not None:
             sent = step

@@ -14,6 +14,7 @@ Source: NSQ's HTTP API (TLS_REQUIRED); docs/http-auth.md.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -23,6 +24,7 @@ from flintmq.net.address import format_address
 from flintmq.net.http_exchange import tls_port
 
 Value = TypeVar("Value")
+ROUTES_MAX = 1024
 
 
 class TokenWithheld(HttpRefused):
@@ -100,6 +102,27 @@ class Route:
         """
         self.check(step, status, f"{question.method} {question.target}")
         return question.answer(step.base, status, body)
+
+
+class Routes:
+    """The ways several daemons are asked, each from its first question on; of more than ``ROUTES_MAX`` none is kept.
+
+    Args:
+        has_token, waits_for_401, token_in_clear: as of :class:`Route`.
+    """
+
+    def __init__(self, *, has_token: bool, waits_for_401: bool = False, token_in_clear: bool = True) -> None:
+        self._new = partial(Route, has_token=has_token, waits_for_401=waits_for_401, token_in_clear=token_in_clear)
+        self._routes: dict[str, Route] = {}
+
+    def to(self, base: str) -> Route:
+        """Return the way to ``http(s)://host:port``."""
+        route = self._routes.get(base)
+        if route is None:
+            if len(self._routes) >= ROUTES_MAX:
+                self._routes.clear()
+            route = self._routes[base] = self._new(base)
+        return route
 
 
 def route_to(address: str, base: str, options: ConnectionOptions, token_in_clear: bool) -> Route:
