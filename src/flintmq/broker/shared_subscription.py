@@ -13,11 +13,32 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import KeysView, Sequence
+from typing import Protocol
 
 from flintmq.broker.channel import Channel
 from flintmq.broker.subscription import Locality, Subscription
 from flintmq.limits import WRITE_BUFFER_HIGH_BYTES
 from flintmq.message import partition_of
+
+
+class Upstreams(Protocol):
+    """Messages of the same channel that other nodes of a cluster send to a consumer, within what it has granted."""
+
+    def share(self) -> None:
+        """Look again how much of RDY is theirs: something that it depends on has changed."""
+        ...
+
+    def finish(self, ids: Sequence[int]) -> list[int]:
+        """Finish messages by internal id, and :meth:`share`; return those of which nobody is known."""
+        ...
+
+    def requeue(self, internal: int, delay_ns: int) -> bool:
+        """Give a message back; False when it is not known where it came from."""
+        ...
+
+    def touch(self, internal: int) -> bool:
+        """Restart a message's timeout; False as for :meth:`requeue`."""
+        ...
 
 
 class PartSubscription(Subscription):
@@ -60,11 +81,14 @@ class SharedSubscription:
 
     Attributes:
         room_left: bytes that may still be put into the output.
+        upstreams: bring what other nodes have of the channel; None: nothing comes from there.
     """
 
     def __init__(self, parts: Sequence[PartSubscription]) -> None:
         self.parts = tuple(parts)
         self.room_left = WRITE_BUFFER_HIGH_BYTES
+        self.upstreams: Upstreams | None = None
+        self._lent_count = 0
         self._rdy_count = 0
         self._is_open = False
         for part in self.parts:
@@ -85,10 +109,25 @@ class SharedSubscription:
     @property
     def capacity(self) -> int:
         """Messages that may be sent now."""
-        return self._rdy_count - self.in_flight_count if self._is_open and self.room_left > 0 else 0
+        if not self._is_open or self.room_left <= 0:
+            return 0
+        return self._rdy_count - self._lent_count - self.in_flight_count
+
+    def lend(self, count: int) -> bool:
+        """Let other nodes send so many of the messages that the consumer has granted; return whether they were more."""
+        before, self._lent_count = self._lent_count, count
+        if count != before:
+            self._find_places()
+        return count < before
+
+    def _find_places(self) -> None:
+        if self.parts:
+            self.parts[0].find_place()
 
     def _changed(self) -> None:
-        self.parts[0].find_place()
+        self._find_places()
+        if self.upstreams is not None:
+            self.upstreams.share()
 
     @property
     def rdy_count(self) -> int:
@@ -176,9 +215,13 @@ class ChannelParts:
 
     Args:
         channels: by the number of their partition.
+
+    Attributes:
+        upstreams: as of the subscription: what is said of messages of other partitions is for them.
     """
 
     def __init__(self, channels: dict[int, Channel], subscriptions: dict[int, PartSubscription]) -> None:
+        self.upstreams: Upstreams | None = None
         self._channels = channels
         self._subscriptions = subscriptions
         self._turns = deque(channels.values())
@@ -217,25 +260,35 @@ class ChannelParts:
         for internal in ids:
             by_partition.setdefault(partition_of(internal), []).append(internal)
         failed: list[int] = []
+        others: list[int] = []
         for number, mine in by_partition.items():
             channel = self._channels.get(number)
             if channel is None:
-                failed += mine
+                others += mine
             else:
                 failed += channel.finish(self._subscriptions[number], mine, wall_ns)
-        return failed
+        if self.upstreams is None:
+            return failed + others
+        return failed + self.upstreams.finish(others)
 
     def requeue(self, subscription: object, internal: int, delay_ns: int, wall_ns: int) -> bool:
         """Give a message back; False when it is not in flight here."""
         number = partition_of(internal)
-        channel = self._channels.get(number)
-        return channel is not None and channel.requeue(self._subscriptions[number], internal, delay_ns, wall_ns)
+        channel, upstreams = self._channels.get(number), self.upstreams
+        if channel is None:
+            return upstreams is not None and upstreams.requeue(internal, delay_ns)
+        is_requeued = channel.requeue(self._subscriptions[number], internal, delay_ns, wall_ns)
+        if upstreams is not None:
+            upstreams.share()
+        return is_requeued
 
     def touch(self, subscription: object, internal: int, now_ns: int) -> bool:
         """Restart a message's timeout; False when it is not in flight here."""
         number = partition_of(internal)
         channel = self._channels.get(number)
-        return channel is not None and channel.touch(self._subscriptions[number], internal, now_ns)
+        if channel is None:
+            return self.upstreams is not None and self.upstreams.touch(internal)
+        return channel.touch(self._subscriptions[number], internal, now_ns)
 
     def is_in_flight(self, internal: int) -> bool:
         """Whether any consumer holds a message."""

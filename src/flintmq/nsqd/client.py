@@ -56,7 +56,7 @@ class Client(ABC):
             keeps topic and channel when the subscription has ended.
         ext_filter: which of the messages with headers it takes; None for all.
         has_hex_ids: it is sent ids as of a plain topic, whatever topic it consumes.
-        relay: brings what other nodes lead of its topic; None: it consumes what is led here.
+        relay: brings what other nodes lead of its topic; None: it consumes what is led here, and nothing else.
     """
 
     def __init__(self, connected_ns: int, auth: ClientAuth | None) -> None:

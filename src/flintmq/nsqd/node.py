@@ -167,6 +167,7 @@ class Node:
         self._broker.find_dead_letters(self._letters_elsewhere)
         agent.leaders.let_go = self._let_go
         agent.serving.publish_here = self.publishing_here.publish
+        agent.serving.unread.followers = self.subscribing.followers
         self.lookup.is_ready = admission.is_ready
 
     def _letters_elsewhere(self, topic: str, source: Partition) -> Elsewhere | Ended | None:

@@ -163,6 +163,10 @@ class Subscribing:
             for number, channel in channels.items():
                 channel.add(parts[number])
 
+    def followers(self) -> list[tuple[Client, Subscribe]]:
+        """Return who is given all that is led here of a replicated topic, and what each has asked for."""
+        return [each for clients in self._following.values() for each in clients.items()]
+
     def partitions_changed(self, name: str) -> None:
         """Have those who consume all of a topic consume what has come to be led here."""
         topic = self._broker.topics.get(name)
@@ -255,7 +259,6 @@ class Subscribing:
                 del self._following[topic.name]
         if client.relay is not None:
             client.relay.close()
-            return
         broker = self._broker
         if broker.topics.get(topic.name) is not topic or channel.name not in topic.channel_names:
             return

@@ -21,6 +21,7 @@ The node that leads partitions dials each node that has copies of them; one conn
                          Ping                                                  Pong
     both                 Farewell
     Hello(CLIENTS)       behind the proof: the protocol of clients, wire/commands.py; last ENDS_FRAME
+    Hello(UNREAD)        behind the proof: AskUnread                             Unread
 
 Rules of this file:
 
@@ -64,6 +65,8 @@ HISTORY_MAX = 4096
 """Epochs of one log that a frame names; the oldest are left out."""
 FLOORS_MAX = 1024
 """Channels that one frame of floors speaks of."""
+ASK_UNREAD_MAX = 512
+"""Channels that one frame asks about."""
 FLOORS_VERSION = 2
 """Of peers, from which on they know :class:`Floors`."""
 STREAM_MAX = (1 << 31) - 1
@@ -141,6 +144,8 @@ class Purpose(IntEnum):
     """Behind the proof it speaks the protocol of clients: a node serves its own with what this one leads."""
     DEAD_LETTERS = 2
     """As for clients; what is published are messages that were given up."""
+    UNREAD = 3
+    """Behind the proof it asks which channels nobody consumes here. Who does not know it takes it for CLIENTS."""
 
 
 class Hello(_Frame, frozen=True, tag=1):
@@ -389,6 +394,29 @@ class Pong(_Frame, frozen=True, tag=38):
     sent_ns: Number63
 
 
+# -- for consumers -----------------------------------------------------------------------------------------------------
+
+
+class AskUnread(_Frame, frozen=True, tag=48):
+    """Asks which of these channels have messages that nobody consumes at the other node; see :class:`Unread`.
+
+    Attributes:
+        channels: topic and channel of each.
+    """
+
+    channels: Annotated[list[tuple[_Name, _Name]], Meta(max_length=ASK_UNREAD_MAX)]
+
+
+class Unread(_Frame, frozen=True, tag=49):
+    """The answer to :class:`AskUnread`.
+
+    Attributes:
+        places: of the channels that nobody consumes, among those that were asked about.
+    """
+
+    places: Annotated[list[Annotated[int, Meta(ge=0, lt=ASK_UNREAD_MAX)]], Meta(max_length=ASK_UNREAD_MAX)]
+
+
 Frame: TypeAlias = (
     Hello
     | Welcome
@@ -415,6 +443,8 @@ Frame: TypeAlias = (
     | NeedState
     | StateTaken
     | Pong
+    | AskUnread
+    | Unread
 )
 
 _WITH_BODY = Append, Progress, StatePart

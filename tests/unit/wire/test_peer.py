@@ -12,6 +12,7 @@ from flintmq.wire.peer import (
     Acceptor,
     Acks,
     Append,
+    AskUnread,
     Close,
     CutTo,
     Dialer,
@@ -38,6 +39,7 @@ from flintmq.wire.peer import (
     StateEnd,
     StatePart,
     StateTaken,
+    Unread,
     Watermarks,
     Welcome,
     encode,
@@ -80,6 +82,8 @@ EXAMPLES = [
     (NeedState(3), b""),
     (StateTaken(3, 2), b""),
     (Pong(123456789), b""),
+    (AskUnread([("orders", "mail"), ("clicks", "books")]), b""),
+    (Unread([0, 511]), b""),
 ]
 
 

@@ -78,7 +78,7 @@ from flintmq.nsqd.cluster.table import Table
 from flintmq.nsqd.engine import Engine
 from flintmq.storage import Files
 from flintmq.topic_meta import TopicMeta
-from flintmq.wire.peer import Identity
+from flintmq.wire.peer import Identity, Purpose
 
 log = logging.getLogger(__name__)
 
@@ -273,7 +273,8 @@ class Agent:
         Args:
             new_session: serves one connection of theirs.
         """
-        self._peers.new_session = new_session
+        answers = self.serving.answers
+        self._peers.new_session = lambda purpose: answers() if purpose == Purpose.UNREAD else new_session(purpose)
 
     async def hand_over(self) -> None:
         """Have others lead what is led here, and leave the in-sync sets: this node ends in a moment.

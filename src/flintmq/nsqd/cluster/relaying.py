@@ -1,17 +1,18 @@
-"""Consumers of topics of which nothing is led here: they are given what the leaders have, through this node.
+"""Messages of other nodes for consumers here: of a topic of which nothing is led here, or that nobody consumes there.
 
 ::
 
-    client <--frames as they came-- Relay <--Upstream-- the session of a leader, one for each leader
-    client --RDY FIN REQ TOUCH----> Relay ---by the partition in the id--> Upstream
+    client <--frames as they came-- Upstreams <--Upstream-- the session of a leader, one for each leader
+    client --RDY FIN REQ TOUCH----> Upstreams ---by the partition in the id--> Upstream
 
-So a client that knows this address alone goes on when leaders change: only its upstreams do.
+So a client that knows this address alone goes on when leaders change: only its upstreams do. A :class:`Relay` is all
+that its client has; a :class:`Supplement` is beside what is led here.
 
 Rules of this file:
 
 - A leader's session is the consumer's own: it keeps time, counts attempts, and queues again what its upstream held when
   that breaks. Here is kept only who has sent what.
-- All leaders together send no more than the client's RDY (:mod:`flintmq.nsqd.cluster.shares`).
+- All leaders together, this node included, send no more than the client's RDY (:mod:`flintmq.nsqd.cluster.shares`).
 - A client that does not read holds its own upstreams.
 
 Source: docs/decisions/0017; docs/decisions/0018.
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from struct import Struct
 
@@ -53,6 +55,8 @@ SUBSCRIBED_WITHIN_S = 10.0
 """Until a client is told that it cannot subscribe now."""
 AGAIN_S = 0.1, 2.0
 """Before a leader is asked again: at first, and at most."""
+IDLE_NS = 3_000_000_000
+"""Without a message, until a consumer is given no more of a node."""
 _FRAME = Struct(">II")
 _SIZE_BYTES = 4
 _INTERNAL = Struct(">Q")
@@ -188,21 +192,153 @@ class Upstream:
             self._on_lost(self, reason)
 
 
+class Upstreams(ABC):
+    """Messages that other nodes send to one consumer, and its words about them.
+
+    Args:
+        wants_output: has the client's output written.
+
+    Attributes:
+        delivered, finished, requeued: messages.
+    """
+
+    def __init__(
+        self,
+        peers: Peers,
+        client: Client,
+        event: Subscribe,
+        meta: TopicMeta,
+        now_ns: Callable[[], int],
+        wants_output: Callable[[Client], None],
+        msg_timeout_ns: int,
+    ) -> None:
+        self.topic = event.topic
+        self.channel = event.channel
+        self.delivered = self.finished = self.requeued = 0
+        self._peers = peers
+        self._client = client
+        self._now_ns = now_ns
+        self._wants_output = wants_output
+        self._is_raw = meta.has_raw_ids
+        self._greeting = greeting_of(client, event)
+        negotiated = client.negotiated
+        self._msg_timeout_ns = msg_timeout_ns if negotiated is None else negotiated.msg_timeout_ms * 1_000_000
+        self._upstreams: dict[tuple[str, str], Upstream] = {}  # by the leader's node and incarnation
+        self._by_partition: dict[int, Upstream] = {}
+        self._turn = 0
+        self._is_held = False
+        self._is_over = False
+
+    def _open(self, record: NodeRecord) -> Upstream:
+        """Subscribe for the client at a leader."""
+        upstream = self._upstreams[record.node, record.incarnation] = Upstream(
+            self._peers, record, self._greeting, 2, self._is_raw, self._opened, self._messages, self._put, self._lost
+        )
+        return upstream
+
+    def _opened(self, upstream: Upstream) -> None:
+        upstream.hold(self._is_held)
+        self.share()
+
+    @abstractmethod
+    def _lost(self, upstream: Upstream, reason: RemoteProtocolError | str) -> None:
+        """An upstream is over."""
+
+    @abstractmethod
+    def share(self) -> None:
+        """Let each leader send what it may."""
+
+    def _open_ones(self, room_bytes: int) -> list[Upstream]:
+        """Return the upstreams that may send; none of them is read from while the client does not read."""
+        open_ones = [upstream for upstream in self._upstreams.values() if upstream.is_open]
+        is_held = room_bytes <= 0
+        if is_held != self._is_held:
+            self._is_held = is_held
+            for upstream in open_ones:
+                upstream.hold(is_held)
+        return open_ones
+
+    @property
+    def in_flight_count(self) -> int:
+        """Messages that the client has not finished, as far as is known here."""
+        return sum(len(upstream.in_flight) for upstream in self._upstreams.values())
+
+    def tick(self, now_ns: int) -> None:
+        """Let another leader come first; forget what a leader has given up to wait for."""
+        for upstream in self._upstreams.values():
+            in_flight = upstream.in_flight
+            while in_flight and in_flight[internal := next(iter(in_flight))] <= now_ns:
+                del in_flight[internal]
+        self._turn += 1
+        self.share()
+
+    def _messages(self, upstream: Upstream, frames: bytes, ids: Iterable[int]) -> None:
+        until_ns = self._now_ns() + self._msg_timeout_ns
+        in_flight = upstream.in_flight
+        for internal in ids:
+            in_flight.pop(internal, None)  # those that are waited for the longest stay in front
+            in_flight[internal] = until_ns
+            self._by_partition[partition_of(internal)] = upstream
+            self.delivered += 1
+        self._put(with_hex_ids(frames) if self._is_raw and self._client.has_hex_ids else frames)
+
+    def _put(self, frames: bytes) -> None:
+        self._client.out.append(frames)
+        self._wants_output(self._client)
+
+    def _wire_id(self, internal: int) -> bytes:
+        return _INTERNAL.pack(internal) + bytes(TRACE_ID_SIZE) if self._is_raw else hex_id(internal)
+
+    def finish(self, ids: Sequence[int]) -> list[int]:
+        """Finish messages where they came from; return those of which nobody is known."""
+        by_upstream: dict[Upstream, list[bytes]] = {}
+        failed: list[int] = []
+        for internal in ids:
+            upstream = self._by_partition.get(partition_of(internal))
+            if upstream is None or not upstream.is_open:
+                failed.append(internal)
+            else:
+                upstream.in_flight.pop(internal, None)
+                by_upstream.setdefault(upstream, []).append(self._wire_id(internal))
+                self.finished += 1
+        for upstream, mine in by_upstream.items():
+            upstream.write(commands.fins(mine))
+        self.share()
+        return failed
+
+    def requeue(self, internal: int, delay_ns: int) -> bool:
+        """Give a message back to where it came from; False when that is not known any more."""
+        upstream = self._by_partition.get(partition_of(internal))
+        if upstream is None or not upstream.is_open:
+            return False
+        upstream.in_flight.pop(internal, None)
+        self.requeued += 1
+        upstream.write(commands.req(self._wire_id(internal), delay_ns // 1_000_000))
+        self.share()
+        return True
+
+    def touch(self, internal: int) -> bool:
+        """Restart a message's timeout; False when it is not known any more where it came from."""
+        upstream = self._by_partition.get(partition_of(internal))
+        if upstream is None or not upstream.is_open:
+            return False
+        if upstream.in_flight.pop(internal, None) is not None:
+            upstream.in_flight[internal] = self._now_ns() + self._msg_timeout_ns
+        upstream.write(commands.touch(self._wire_id(internal)))
+        return True
+
+
 class RelayedSubscription(SharedSubscription):
     """A subscription that leaders elsewhere serve, as its connection sees it."""
 
     def __init__(self, relay: Relay) -> None:
         super().__init__(())
-        self._relay = relay
+        self.upstreams = self._relay = relay
         self._answered = True
-        self.finished = self.requeued = self.delivered = 0
-
-    def _changed(self) -> None:
-        self._relay.share()
 
     @property
     def has_finished(self) -> bool:
-        return bool(self.finished or self.requeued)
+        return bool(self._relay.finished or self._relay.requeued)
 
     @property
     def has_answered(self) -> bool:
@@ -222,15 +358,15 @@ class RelayedSubscription(SharedSubscription):
 
     @property
     def message_count(self) -> int:
-        return self.delivered
+        return self._relay.delivered
 
     @property
     def finish_count(self) -> int:
-        return self.finished
+        return self._relay.finished
 
     @property
     def requeue_count(self) -> int:
-        return self.requeued
+        return self._relay.requeued
 
 
 class RelayedChannel(ChannelParts):
@@ -240,7 +376,7 @@ class RelayedChannel(ChannelParts):
         self.name = name
         self.ephemeral = is_ephemeral(name)
         self.latency = None
-        self._relay = relay
+        self.upstreams = self._relay = relay
 
     def in_turn(self) -> list[Channel]:
         return []
@@ -258,12 +394,11 @@ class RelayedChannel(ChannelParts):
         return False
 
 
-class Relay:
-    """One consumer and its upstreams.
+class Relay(Upstreams):
+    """A consumer of a topic of which nothing is led here: all of it comes from upstreams.
 
     Args:
         leaders: the processes that lead something of its topic now, whose partitions it is to be given.
-        schedule: has the client's output written.
         on_end: called when the client is gone.
 
     Attributes:
@@ -276,34 +411,19 @@ class Relay:
         client: Client,
         event: Subscribe,
         meta: TopicMeta,
-        leaders: Callable[[str], dict[str, tuple[NodeRecord, tuple[int, ...]]]],
         now_ns: Callable[[], int],
-        schedule: Callable[[Client], None],
+        wants_output: Callable[[Client], None],
         msg_timeout_ns: int,
+        leaders: Callable[[str], dict[str, tuple[NodeRecord, tuple[int, ...]]]],
         on_end: Callable[[Relay], None],
     ) -> None:
-        self.topic = event.topic
-        self.channel = event.channel
+        super().__init__(peers, client, event, meta, now_ns, wants_output, msg_timeout_ns)
         self.subscribed = Ended()
-        self._peers = peers
-        self._client = client
         self._leaders = leaders
-        self._now_ns = now_ns
-        self._schedule = schedule
         self._on_end = on_end
-        self._is_raw = meta.has_raw_ids
-        self._greeting = greeting_of(client, event)
-        negotiated = client.negotiated
-        self._msg_timeout_ns = msg_timeout_ns if negotiated is None else negotiated.msg_timeout_ms * 1_000_000
-        self._upstreams: dict[tuple[str, str], Upstream] = {}
         self._partitions: dict[tuple[str, str], tuple[int, ...]] = {}  # of each upstream, as it was subscribed
-        self._by_partition: dict[int, Upstream] = {}
         self._again_s: dict[str, float] = {}
         self._waits: dict[str, asyncio.TimerHandle] = {}
-        self._turn = 0
-        self._is_held = False
-        self._is_over = False
-        self._error: RemoteProtocolError | None = None
         client.topic = Topic(event.topic, {}, meta=meta)
         client.channel = RelayedChannel(event.channel, self)
         client.subscription = self._subscription = RelayedSubscription(self)
@@ -311,8 +431,6 @@ class Relay:
         loop = asyncio.get_running_loop()
         self._deadline = loop.call_later(SUBSCRIBED_WITHIN_S, self._too_late)
         self.look()
-
-    # -- leaders -------------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
         """Have an upstream to every leader, and to nobody else."""
@@ -329,10 +447,7 @@ class Relay:
         for key, (record, numbers) in wanted.items():
             if key not in self._upstreams and record.node not in self._waits:
                 self._partitions[key] = numbers
-                self._upstreams[key] = Upstream(
-                    self._peers, record, self._greeting, 2, self._is_raw,
-                    self._opened, self._messages, self._put, self._lost,
-                )  # fmt: skip
+                self._open(record)
         self._look_whether_subscribed()
 
     def _look_whether_subscribed(self) -> None:
@@ -350,8 +465,7 @@ class Relay:
 
     def _opened(self, upstream: Upstream) -> None:
         self._again_s.pop(upstream.record.node, None)
-        upstream.hold(self._is_held)
-        self.share()
+        super()._opened(upstream)
         self._look_whether_subscribed()
 
     def _lost(self, upstream: Upstream, reason: RemoteProtocolError | str) -> None:
@@ -362,7 +476,6 @@ class Relay:
         if self._is_over:
             return
         if isinstance(reason, RemoteProtocolError) and not reason.code.startswith("E_FAILED_ON_"):
-            self._error = reason
             if self.subscribed.ended:
                 self._client.dismiss(reason.code, reason.detail)
             else:
@@ -388,92 +501,120 @@ class Relay:
         for_each(list(self._upstreams.values()), lambda upstream: upstream.close("the client is gone"), "closing")
         self._on_end(self)
 
-    # -- messages ------------------------------------------------------------------------------------------------------
-
-    @property
-    def in_flight_count(self) -> int:
-        """Messages that the client has not finished, as far as is known here."""
-        return sum(len(upstream.in_flight) for upstream in self._upstreams.values())
-
     def share(self) -> None:
-        """Let each leader send what it may."""
         if self._is_over:
             return
         subscription = self._subscription
-        is_held = subscription.room_bytes <= 0
-        open_ones = [upstream for upstream in self._upstreams.values() if upstream.is_open]
-        if is_held != self._is_held:
-            self._is_held = is_held
-            for upstream in open_ones:
-                upstream.hold(is_held)
+        open_ones = self._open_ones(subscription.room_bytes)
         rdy_count = subscription.rdy_count if subscription.is_open else 0
         granted = shares(rdy_count, [len(upstream.in_flight) for upstream in open_ones], self._turn)
         for upstream, count in sorted(zip(open_ones, granted, strict=True), key=lambda each: each[1]):
             upstream.grant(count)
 
-    def tick(self, now_ns: int) -> None:
-        """Let another leader come first; forget what a leader has given up to wait for."""
-        for upstream in self._upstreams.values():
-            in_flight = upstream.in_flight
-            while in_flight and in_flight[internal := next(iter(in_flight))] <= now_ns:
-                del in_flight[internal]
-        self._turn += 1
-        self.share()
+
+class Supplement(Upstreams):
+    """A consumer that is served here: beside that it gets what nobody consumes at leaders elsewhere.
+
+    An upstream over which nothing has come for ``IDLE_NS`` is closed: its share of RDY goes back to what is led here.
+
+    Args:
+        deliver: has what is led here of a channel delivered, as there is room for it again.
+        on_idle: called with the node of an upstream that has ended, and whether messages had come over it.
+        on_end: called when there is no upstream any more.
+    """
+
+    def __init__(
+        self,
+        peers: Peers,
+        client: Client,
+        event: Subscribe,
+        meta: TopicMeta,
+        now_ns: Callable[[], int],
+        wants_output: Callable[[Client], None],
+        msg_timeout_ns: int,
+        deliver: Callable[[ChannelParts], None],
+        on_idle: Callable[[Supplement, str, bool], None],
+        on_end: Callable[[Supplement], None],
+    ) -> None:
+        super().__init__(peers, client, event, meta, now_ns, wants_output, msg_timeout_ns)
+        self._deliver = deliver
+        self._on_idle = on_idle
+        self._on_end = on_end
+        self._came_ns: dict[Upstream, int] = {}  # when it began, or when something came last
+        self._useful: set[Upstream] = set()
+        assert isinstance(client.channel, ChannelParts) and isinstance(client.subscription, SharedSubscription)
+        self._parts, self._shared = client.channel, client.subscription
+        self._parts.upstreams = self._shared.upstreams = self
+        client.relay = self
+
+    @property
+    def nodes(self) -> set[str]:
+        """Ids of the nodes that it has upstreams to."""
+        return {node for node, _ in self._upstreams}
+
+    def add(self, record: NodeRecord) -> None:
+        """Give the consumer what a node has, too."""
+        if not self._is_over and (record.node, record.incarnation) not in self._upstreams:
+            self._came_ns[self._open(record)] = self._now_ns()
 
     def _messages(self, upstream: Upstream, frames: bytes, ids: Iterable[int]) -> None:
-        until_ns = self._now_ns() + self._msg_timeout_ns
-        in_flight = upstream.in_flight
-        for internal in ids:
-            in_flight.pop(internal, None)  # those that are waited for the longest stay in front
-            in_flight[internal] = until_ns
-            self._by_partition[partition_of(internal)] = upstream
-            self._subscription.delivered += 1
-        self._put(with_hex_ids(frames) if self._is_raw and self._client.has_hex_ids else frames)
+        self._came_ns[upstream] = self._now_ns()
+        self._useful.add(upstream)
+        super()._messages(upstream, frames, ids)
 
-    def _put(self, frames: bytes) -> None:
-        self._client.out.append(frames)
-        self._schedule(self._client)
+    def tick(self, now_ns: int) -> None:
+        super().tick(now_ns)
+        for upstream, came_ns in list(self._came_ns.items()):
+            if not upstream.in_flight and now_ns - came_ns >= IDLE_NS:
+                upstream.close("nothing comes")
 
-    def _wire_id(self, internal: int) -> bytes:
-        return _INTERNAL.pack(internal) + bytes(TRACE_ID_SIZE) if self._is_raw else hex_id(internal)
+    def _lost(self, upstream: Upstream, reason: RemoteProtocolError | str) -> None:
+        record = upstream.record
+        if self._upstreams.get((record.node, record.incarnation)) is upstream:
+            del self._upstreams[record.node, record.incarnation]
+        self._came_ns.pop(upstream, None)
+        if self._is_over:
+            return
+        self._on_idle(self, record.node, upstream in self._useful)
+        self._useful.discard(upstream)
+        if self._upstreams:
+            self.share()
+        else:
+            self.close()
 
-    def finish(self, ids: Sequence[int]) -> list[int]:
-        """Finish messages where they came from; return those of which nobody is known."""
-        by_upstream: dict[Upstream, list[bytes]] = {}
-        failed: list[int] = []
-        for internal in ids:
-            upstream = self._by_partition.get(partition_of(internal))
-            if upstream is None or not upstream.is_open:
-                failed.append(internal)
-            else:
-                upstream.in_flight.pop(internal, None)
-                by_upstream.setdefault(upstream, []).append(self._wire_id(internal))
-                self._subscription.finished += 1
-        for upstream, mine in by_upstream.items():
-            upstream.write(commands.fins(mine))
-        self.share()
-        return failed
+    def close(self) -> None:
+        """Have the consumer served here alone: it is gone, or nothing more comes from elsewhere."""
+        if self._is_over:
+            return
+        self._is_over = True
+        for_each(list(self._upstreams.values()), lambda upstream: upstream.close("the client is gone"), "closing")
+        self._parts.upstreams = self._shared.upstreams = None
+        self._client.relay = None
+        self._lend(0)
+        self._on_end(self)
 
-    def requeue(self, internal: int, delay_ns: int) -> bool:
-        """Give a message back to where it came from; False when that is not known any more."""
-        upstream = self._by_partition.get(partition_of(internal))
-        if upstream is None or not upstream.is_open:
-            return False
-        upstream.in_flight.pop(internal, None)
-        self._subscription.requeued += 1
-        upstream.write(commands.req(self._wire_id(internal), delay_ns // 1_000_000))
-        self.share()
-        return True
+    def _lend(self, count: int) -> None:
+        if self._shared.lend(count):
+            self._deliver(self._parts)
 
-    def touch(self, internal: int) -> bool:
-        """Restart a message's timeout; False when it is not known any more where it came from."""
-        upstream = self._by_partition.get(partition_of(internal))
-        if upstream is None or not upstream.is_open:
-            return False
-        if upstream.in_flight.pop(internal, None) is not None:
-            upstream.in_flight[internal] = self._now_ns() + self._msg_timeout_ns
-        upstream.write(commands.touch(self._wire_id(internal)))
-        return True
+    def share(self) -> None:
+        """Share RDY out between this node and the others; what is in flight here counts before anything is lent."""
+        if self._is_over:
+            return
+        shared = self._shared
+        open_ones = self._open_ones(shared.room_bytes)
+        rdy_count = shared.rdy_count if shared.is_open else 0
+        here = shared.in_flight_count
+        flying = [len(upstream.in_flight) for upstream in open_ones]
+        _, *granted = shares(rdy_count, [here, *flying], self._turn)
+        free = max(rdy_count - here - sum(flying), 0)
+        lent = 0
+        for upstream, share, count in zip(open_ones, granted, flying, strict=True):
+            more = min(max(share - count, 0), free)
+            free -= more
+            upstream.grant(min(share, count) + more)
+            lent += max(upstream.granted, count)
+        self._lend(lent)
 
 
 async def subscribed_once(peers: Peers, record: NodeRecord, greeting: bytes) -> RemoteProtocolError | str | None:

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from flintmq.broker.broker import Broker
 from flintmq.broker.partition import Ended, Partition
+from flintmq.broker.shared_subscription import ChannelParts
 from flintmq.cluster.keys import Keys
 from flintmq.cluster.state import NodeRecord
 from flintmq.cluster.store import Store
@@ -26,7 +27,8 @@ from flintmq.nsqd.client import Client
 from flintmq.nsqd.cluster.handing import HandOn, until
 from flintmq.nsqd.cluster.led import Led
 from flintmq.nsqd.cluster.peers import Peers
-from flintmq.nsqd.cluster.relaying import Relay, greeting_of, subscribed_once
+from flintmq.nsqd.cluster.relaying import Relay, Supplement, greeting_of, subscribed_once
+from flintmq.nsqd.cluster.unread import Answers, UnreadElsewhere
 from flintmq.nsqd.cluster.wishes import Wishes
 from flintmq.nsqd.leadership import Leadership, NotOfOneNode, OfTheCluster, not_leader
 from flintmq.nsqd.pending_reply import PendingReply
@@ -57,6 +59,7 @@ class Serving:
 
     Attributes:
         publish_here: takes a publish to what is led here, and hands nothing on.
+        unread: has consumers here get what nobody consumes elsewhere.
     """
 
     def __init__(
@@ -101,6 +104,7 @@ class Serving:
         self._schedule = schedule
         self._msg_timeout_ns = msg_timeout_ns
         self._relays: dict[Relay, None] = {}
+        self.unread = UnreadElsewhere(node, peers, self._now_ns, self.leading, self._supplement)
 
     async def close(self) -> None:
         """Take nothing more; who waits is told."""
@@ -108,6 +112,7 @@ class Serving:
             task.cancel()
         if self._tasks:
             await asyncio.wait(list(self._tasks))
+        await self.unread.close()
         await self.wishes.close()
         await self.handing.close()
 
@@ -124,6 +129,7 @@ class Serving:
         now_ns = self._now_ns()
         for relay in self._relays:
             relay.tick(now_ns)
+        self.unread.tick(now_ns)
 
     # -- which topics ------------------------------------------------------------------------------------------------
 
@@ -298,14 +304,59 @@ class Serving:
             client,
             event,
             record.meta,
-            self.leading,
             self._now_ns,
             self._wants_output,
             self._msg_timeout_ns,
+            self.leading,
             lambda relay: self._relays.pop(relay, None),
         )
         self._relays[relay] = None
         return relay.subscribed
+
+    def _supplement(
+        self,
+        client: Client,
+        event: Subscribe,
+        on_idle: Callable[[Supplement, str, bool], None],
+        on_end: Callable[[Supplement], None],
+    ) -> Supplement:
+        assert client.topic is not None
+        return Supplement(
+            self._peers,
+            client,
+            event,
+            client.topic.meta,
+            self._now_ns,
+            self._wants_output,
+            self._msg_timeout_ns,
+            self._deliver,
+            on_idle,
+            on_end,
+        )
+
+    def _deliver(self, parts: ChannelParts) -> None:
+        self._broker.mark_in_turn(parts.in_turn())
+        self._schedule()
+
+    def answers(self) -> Answers:
+        """Return what tells another node which channels nobody consumes here."""
+        return Answers(self._is_unread)
+
+    def _is_unread(self, topic: str, channel: str) -> bool:
+        held = self._broker.topics.get(topic)
+        if held is None or held.paused or is_ephemeral(channel):
+            return False
+        parts = [
+            (partition, partition.channels[channel])
+            for number, partition in held.partitions.items()
+            if channel in partition.channels and self._is_ready(topic, number)
+        ]
+        # one in order is for those who ask for that
+        if any(part.subscriptions or part.keep_floor is not None for _, part in parts):
+            return False
+        return any(
+            not part.paused and (part.depth or part.end < partition.log.committed_sequence) for partition, part in parts
+        )
 
     def leading(self, topic: str) -> dict[str, tuple[NodeRecord, tuple[int, ...]]]:
         """Return the processes that lead something of a topic, this one as well, by node; and what each leads."""

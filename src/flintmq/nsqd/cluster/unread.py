@@ -1,0 +1,308 @@
+"""Messages that nobody consumes where they are led, while consumers of their channel are here: those are given them.
+
+A consumer with one fixed address is served by that node alone as long as it leads something of the topic. So each node
+asks the others about the channels that are consumed here, and lets one consumer of a channel that is unread there have
+that, too (:class:`flintmq.nsqd.cluster.relaying.Supplement`). Where consumers ask nsqlookupd no channel is unread, and
+all that this costs is a question.
+
+Rules of this file:
+
+- A channel is unread when two answers in a row say so: consumers connect to one node after the other.
+- Nothing waits for an answer; a node that gives none, or does not know the question, is asked again ever more seldom.
+- What was brought for nothing (messages of another tag, say) is tried ever more seldom, too.
+
+Source: docs/decisions/0018.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+from flintmq.broker.shared_subscription import SharedSubscription
+from flintmq.cluster.state import NodeRecord
+from flintmq.net.tasks import tell
+from flintmq.nsqd.client import Client
+from flintmq.nsqd.cluster.peers import Passage, PassageFailed, Peers
+from flintmq.nsqd.cluster.relaying import Supplement
+from flintmq.wire.peer import ASK_UNREAD_MAX, AskUnread, PeerError, PeerReader, Purpose, Unread, encode_one
+from flintmq.wire.server import Subscribe
+
+log = logging.getLogger(__name__)
+
+ASK_NS = 2_000_000_000
+"""Between two questions to a node."""
+ANSWER_S = 5.0
+"""Until an answer is not waited for any more."""
+AGAIN_NS = 4_000_000_000, 600_000_000_000
+"""Before a node that has not answered is asked again: at first, and at most."""
+USELESS_NS = 4_000_000_000, 60_000_000_000
+"""Before a channel is brought again over which nothing came: at first, and at most."""
+SILENT_S = 60.0
+"""Until a connection on which nothing is asked is closed."""
+QUESTION_BYTES_MAX = 256 * 1024
+
+ChannelName: TypeAlias = tuple[str, str]
+"""Topic and channel."""
+Place: TypeAlias = tuple[str, str, str]
+"""Topic, channel and node."""
+
+
+class Answers(asyncio.Protocol):
+    """The end that is asked.
+
+    Args:
+        is_unread: whether a channel of a topic has messages here, and no consumer.
+    """
+
+    def __init__(self, is_unread: Callable[[str, str], bool]) -> None:
+        self._is_unread = is_unread
+        self._reader = PeerReader(is_trusted=True)
+        self._transport: asyncio.Transport | None = None
+        self._silence: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]  # of a connection between nodes
+        self._expect_more()
+
+    def _expect_more(self) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
+        self._silence = asyncio.get_running_loop().call_later(SILENT_S, self._end, "nothing is asked")
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._reader.receive(data)
+            while (found := self._reader.next_frame()) is not None:
+                if not isinstance(found[0], AskUnread):
+                    raise PeerError(f"{type(found[0]).__name__} where only channels are asked about")
+                self._answer(found[0])
+            if self._reader.pending_bytes > QUESTION_BYTES_MAX:
+                raise PeerError(f"a question of more than {QUESTION_BYTES_MAX} bytes")
+        except PeerError as error:
+            log.warning("PEER: a question of another node about channels: %s", error)
+            self._end(str(error))
+
+    def _answer(self, question: AskUnread) -> None:
+        places = [at for at, (topic, channel) in enumerate(question.channels) if self._is_unread(topic, channel)]
+        if self._transport is not None:
+            self._transport.write(encode_one(Unread(places)))
+            self._expect_more()
+
+    def _end(self, reason: str) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def pause_writing(self) -> None:
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self._transport is not None:
+            self._transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if self._silence is not None:
+            self._silence.cancel()
+
+
+class _Asked:
+    """One node, and the connection on which it is asked."""
+
+    def __init__(self, peers: Peers) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.not_before_ns = 0
+        self.pause_ns = AGAIN_NS[0]
+        self.turn = 0  # of the channels, when one question does not take them all
+        self._peers = peers
+        self._record: NodeRecord | None = None
+        self._passage: Passage | None = None
+        self._reader = PeerReader(is_trusted=True)
+        self._answer: asyncio.Future[list[int]] | None = None
+
+    async def ask(self, record: NodeRecord, channels: list[ChannelName]) -> list[int]:
+        """Return the places of those channels that are unread.
+
+        Raises:
+            PassageFailed, PeerError, TimeoutError: it is not known.
+        """
+        if self._record != record:
+            self.close("its process is another one")
+        async with asyncio.timeout(ANSWER_S):
+            if self._passage is None:
+                self._reader = PeerReader(is_trusted=True)
+                self._passage = await self._peers.open_passage(record, self, Purpose.UNREAD)
+                self._record = record
+            self._answer = asyncio.get_running_loop().create_future()
+            self._passage.write(encode_one(AskUnread(channels)))
+            return await self._answer
+
+    def received(self, data: bytes) -> None:
+        """Take what it says."""
+        answer = self._answer
+        try:
+            self._reader.receive(data)
+            while (found := self._reader.next_frame()) is not None:
+                if not isinstance(found[0], Unread):
+                    raise PeerError(f"{type(found[0]).__name__} in place of an answer")
+                if answer is not None and not answer.done():
+                    answer.set_result(found[0].places)
+        except PeerError as error:
+            if answer is not None and not answer.done():
+                answer.set_exception(error)
+
+    def lost(self, reason: str) -> None:
+        """The connection is gone."""
+        self._passage = None
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(PassageFailed(reason))
+
+    def close(self, reason: str) -> None:
+        """Ask no more on this connection."""
+        passage, self._passage = self._passage, None
+        if passage is not None:
+            passage.give_up(reason)
+
+    def stop(self) -> None:
+        """Ask no more at all."""
+        if self.task is not None:
+            self.task.cancel()
+        self.close("this node asks no more")
+
+
+class UnreadElsewhere:
+    """Finds what is unread at other nodes, and has consumers here get it.
+
+    Args:
+        node: id of this one.
+        leading: returns the processes that lead something of a topic, by node.
+        supplement: makes that of a consumer.
+
+    Attributes:
+        followers: returns the consumers here that are given all that is led here of a replicated topic.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        peers: Peers,
+        now_ns: Callable[[], int],
+        leading: Callable[[str], dict[str, tuple[NodeRecord, tuple[int, ...]]]],
+        supplement: Callable[
+            [Client, Subscribe, Callable[[Supplement, str, bool], None], Callable[[Supplement], None]], Supplement
+        ],
+    ) -> None:
+        self.followers: Callable[[], Iterable[tuple[Client, Subscribe]]] = tuple
+        self._node = node
+        self._peers = peers
+        self._now_ns = now_ns
+        self._leading = leading
+        self._new_supplement = supplement
+        self._next_ns = 0
+        self._asked: dict[str, _Asked] = {}
+        self._seen: set[Place] = set()  # unread by the last answer
+        self._useless: dict[Place, tuple[int, int]] = {}  # until when it is not brought, and the pause behind that
+        self._supplements: dict[Supplement, None] = {}
+
+    def tick(self, now_ns: int) -> None:
+        """Do what is due."""
+        for supplement in list(self._supplements):
+            supplement.tick(now_ns)
+        if now_ns >= self._next_ns:
+            self._next_ns = now_ns + ASK_NS
+            self._look(now_ns)
+
+    async def close(self) -> None:
+        """Ask no more, and bring nothing more."""
+        tasks = [asked.task for asked in self._asked.values() if asked.task is not None]
+        for asked in self._asked.values():
+            asked.stop()
+        self._asked.clear()
+        for supplement in list(self._supplements):
+            supplement.close()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _look(self, now_ns: int) -> None:
+        """Ask every node about the channels that are consumed here and that it leads something of."""
+        wanted: dict[str, tuple[NodeRecord, list[ChannelName]]] = {}
+        others: dict[str, list[NodeRecord]] = {}
+        for topic, channel in dict.fromkeys((e.topic, e.channel) for _, e in self.followers() if e.command == "SUB"):
+            if topic not in others:
+                others[topic] = [record for node, (record, _) in self._leading(topic).items() if node != self._node]
+            for record in others[topic]:
+                wanted.setdefault(record.node, (record, []))[1].append((topic, channel))
+        for node in self._asked.keys() - wanted.keys():
+            self._asked.pop(node).stop()
+        if self._seen or self._useless:
+            there = {(*name, node) for node, (_, names) in wanted.items() for name in names}
+            self._seen &= there
+            self._useless = {place: pause for place, pause in self._useless.items() if place in there}
+        for node, (record, names) in wanted.items():
+            asked = self._asked.setdefault(node, _Asked(self._peers))
+            is_busy = asked.task is not None and not asked.task.done()
+            if is_busy or now_ns < asked.not_before_ns or self._peers.is_silent(node):
+                continue
+            begin = asked.turn % len(names)
+            names = [*names[begin:], *names[:begin]][:ASK_UNREAD_MAX]
+            asked.turn = begin + len(names)
+            asked.task = asyncio.get_running_loop().create_task(self._ask(asked, record, names))
+            asked.task.add_done_callback(tell("asking a node about channels"))
+
+    async def _ask(self, asked: _Asked, record: NodeRecord, names: list[ChannelName]) -> None:
+        try:
+            unread = set(await asked.ask(record, names))
+        except (PassageFailed, PeerError, TimeoutError) as error:
+            asked.close("it gave no answer")
+            asked.not_before_ns = self._now_ns() + asked.pause_ns
+            asked.pause_ns = min(2 * asked.pause_ns, AGAIN_NS[1])
+            log.debug("CLUSTER: node %s was asked about channels that nobody consumes: %r", record.node, error)
+            return
+        asked.pause_ns = AGAIN_NS[0]
+        for at, name in enumerate(names):
+            place = (*name, record.node)
+            if at not in unread:
+                self._seen.discard(place)
+            elif place not in self._seen:
+                self._seen.add(place)
+            elif self._now_ns() >= self._useless.get(place, (0, 0))[0]:
+                self._bring(name, record)
+
+    def _bring(self, name: ChannelName, record: NodeRecord) -> None:
+        """Have one of a channel's consumers get what a node has of it, too."""
+        found: list[tuple[int, int, Client, Subscribe]] = []
+        for client, event in self.followers():
+            subscription = client.subscription
+            if (event.topic, event.channel) != name or event.command != "SUB":
+                continue
+            if not isinstance(subscription, SharedSubscription) or not subscription.is_open:
+                continue
+            nodes = client.relay.nodes if isinstance(client.relay, Supplement) else set()
+            if record.node in nodes:
+                return
+            if subscription.rdy_count > 0:
+                found.append((len(nodes), -subscription.rdy_count, client, event))
+        if not found:
+            return
+        *_, client, event = min(found, key=lambda each: each[:2])
+        what = "nobody consumes it there, so it is given what that has, too"
+        log.info("CLUSTER: %s: %s:%s of node %s: %s", client.peer, *name, record.node, what)
+        supplement = client.relay
+        if not isinstance(supplement, Supplement):
+            supplement = self._new_supplement(client, event, self._was_idle, self._ended)
+            self._supplements[supplement] = None
+        supplement.add(record)
+
+    def _was_idle(self, supplement: Supplement, node: str, was_useful: bool) -> None:
+        place = supplement.topic, supplement.channel, node
+        if was_useful:
+            self._useless.pop(place, None)
+            return
+        pause_ns = self._useless.get(place, (0, USELESS_NS[0]))[1]
+        self._useless[place] = self._now_ns() + pause_ns, min(2 * pause_ns, USELESS_NS[1])
+
+    def _ended(self, supplement: Supplement) -> None:
+        self._supplements.pop(supplement, None)
