@@ -79,12 +79,17 @@ class TopicChange:
 
 @dataclass(frozen=True, slots=True)
 class PartitionChange:
-    """The state of a partition came, changed, or went (``now`` is None)."""
+    """The state of a partition came, changed, or went (``now`` is None).
+
+    Attributes:
+        pair: ``now`` as the store has it; the view may know a later one already, when several steps came together.
+    """
 
     key: str
     partition: PartitionId
     before: PartitionState | None
     now: PartitionState | None
+    pair: KeyValue | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +250,7 @@ class View:
             state = _value(key, pair, PartitionState)
             if state is not None and (reason := _contradiction(state)):
                 raise BadState(key, f"{reason}; it was changed by hand, restore it")
-            return PartitionChange(key, partition, self._set_partition(partition, state), state)
+            return PartitionChange(key, partition, self._set_partition(partition, state), state, pair)
         if (node := keys.name_in(key, "node")) is not None:
             record = _value(key, pair, NodeRecord)
             if record is not None and record.node != node:

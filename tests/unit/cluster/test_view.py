@@ -78,7 +78,10 @@ def test_every_step_is_told_in_order_with_what_was_before():
     world.topic("t")
     world.partition("t", 0, state("a", "a"))
     world.put(KEYS.partition("t", 0), b"?")
-    changes = view.feed(world.store.events(ALL, view.revision, world.store.revision))
+    key = KEYS.partition("t", 0)
+    told = world.store.events(ALL, view.revision, world.store.revision)
+    stored = next(event.now for event in told.events if event.key == key)
+    changes = view.feed(told)
     one, two = node("a"), node("a", is_draining=True)
     assert changes[:3] == [
         NodeChange(KEYS.node("a"), "a", None, one),
@@ -86,9 +89,9 @@ def test_every_step_is_told_in_order_with_what_was_before():
         NodeChange(KEYS.node("a"), "a", two, None),
     ]
     assert isinstance(changes[3], TopicChange)
-    assert changes[4] == PartitionChange(KEYS.partition("t", 0), ("t", 0), None, state("a", "a"))
+    assert changes[4] == PartitionChange(key, ("t", 0), None, state("a", "a"), stored), "not the pair behind it"
     assert isinstance(changes[5], Unreadable) and "not a PartitionState" in str(changes[5].error)
-    assert not view.partitions and KEYS.partition("t", 0) in view.pairs, "not taken for one that is gone"
+    assert not view.partitions and key in view.pairs, "not taken for one that is gone"
 
 
 _VALUES: dict[str, list[msgspec.Struct | bytes]] = {

@@ -344,11 +344,10 @@ class Leaders:
         led = self._table.led.get(change.partition)
         if led is None:
             return
-        pair = self._view.pairs.get(change.key)
-        if change.now is None or pair is None:
+        if change.now is None or change.pair is None:
             led.leading.ended()
         else:
-            self._adopt(led, pair, change.now)
+            self._adopt(led, change.pair, change.now)
 
     def topic_changed(self, change: TopicChange, number: int) -> None:
         """Take note of the record of a topic, for one of its partitions."""

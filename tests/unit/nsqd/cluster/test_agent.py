@@ -271,6 +271,22 @@ def test_what_the_store_says_of_a_partition_while_it_is_promoted_is_known(case: 
     assert case.copy.led.leading.state.replicas == ("a", "b")
 
 
+def test_each_of_several_steps_that_come_together_is_taken_with_its_own_revision(case: Case) -> None:
+    """As the store tells one who was not connected for a while; else a change is written over the last of them."""
+    case.settle()
+    case.elect(1, replicas="ab")
+    case.elect(1, replicas="abc")
+    case.hear()
+    led = case.copy.led
+    assert led.leading.state.replicas == ("a", "b", "c")
+    assert decode(led.pair.key, led.pair.value, PartitionState) == led.leading.state
+    case.elect(1, replicas="a")
+    case.elect(1, replicas="ad")
+    case.cluster.delete(KEYS.partition("t", 0))
+    case.hear()
+    assert led.leading.is_ended
+
+
 # -- very many partitions
 
 
