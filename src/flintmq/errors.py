@@ -123,7 +123,7 @@ class PublishRefused(PublishError):
 
 
 class PublishUnknown(PublishError):
-    """The connection broke or the deadline passed after the message was sent: it may be stored."""
+    """The message was sent, and may be stored: the connection broke, the deadline passed, or nsqd could not store it."""
 
 
 class ConnectionFailed(FlintError):

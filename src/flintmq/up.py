@@ -22,10 +22,11 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import ClassVar
 
+from flintmq.addresses import format_address
 from flintmq.env import Env
 from flintmq.errors import DataPathLocked, FlintError, PermissionMissing, StorageError, UsageError
 from flintmq.net import log as logs
-from flintmq.net.address import ListenFailed, format_address, split_address
+from flintmq.net.address import ListenFailed, split_address
 from flintmq.net.loop import loop_factory
 from flintmq.net.origin import local_names
 from flintmq.nsqd import server as nsqd_server

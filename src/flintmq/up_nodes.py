@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 
-from flintmq.net.address import format_address
+from flintmq.addresses import format_address
 from flintmq.nsqd import server as nsqd_server
 from flintmq.nsqd.options import NsqdOptions
 

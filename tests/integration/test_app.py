@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import gc
 import os
 import signal
 import subprocess
@@ -104,9 +106,58 @@ async def test_a_handler_is_handed_what_its_annotations_say(nsqd: MemoryNsqd):
     }
 
 
+class Callables:
+    """Handlers that are no functions; the annotation of a field has nothing to do with those of the call."""
+
+    order: Point
+
+    def __init__(self) -> None:
+        self.seen: dict[str, Any] = {}
+
+    async def __call__(self, order: Order, message: Message[Order]) -> None:
+        self.seen["object"] = (order, message.value)
+
+
+async def test_handlers_that_are_no_functions(nsqd: MemoryNsqd):
+    app = App(nsqd_tcp_addresses=nsqd.tcp_address)
+    handler = Callables()
+
+    async def note(name: str, order: Order, *, into: dict[str, Any]) -> None:
+        into[name] = order
+
+    def in_a_thread(message: Message, into: dict[str, Any]) -> None:
+        into["thread"] = message.body
+
+    assert app.consumer("orders", "object")(handler) is handler
+    app.consumer("orders", "partial")(functools.partial(note, "partial", into=handler.seen))
+    app.consumer("orders", "twice")(functools.partial(functools.partial(note, into=handler.seen), "twice"))
+    app.consumer("orders", "thread")(functools.partial(in_a_thread, into=handler.seen))
+    async with app:
+        await app.producer.pub("orders", Order(1, 2.5))
+        for channel in ("object", "partial", "twice", "thread"):
+            await nsqd.drained("orders", channel)
+    order = Order(1, 2.5)
+    assert handler.seen == {
+        "object": (order, order),
+        "partial": order,
+        "twice": order,
+        "thread": msgspec.json.encode(order),
+    }
+
+
+async def test_running_where_a_loop_runs_says_what_to_call_instead(recwarn: pytest.WarningsRecorder):
+    app = App(nsqd_tcp_addresses="127.0.0.1:4150")
+    with pytest.raises(RuntimeError, match=r"await app.serve\(\) instead"):
+        app.run()
+    gc.collect()
+    assert [str(warning.message) for warning in recwarn] == [], "no coroutine was left behind"
+
+
 @pytest.mark.parametrize(
     "handler",
     [
+        functools.partial(lambda db, message: None, db=1),
+        functools.partial(lambda message: None, b"x"),
         lambda: None,
         lambda first, second: None,
         lambda *, keyword: None,

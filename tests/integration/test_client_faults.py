@@ -328,6 +328,23 @@ def test_a_length_that_was_damaged_makes_nobody_deaf(
         wait_until(lambda: 0 in seen.counts, "connected anew")
 
 
+def test_an_nsqd_that_registers_under_what_is_no_address_harms_nobody(flavour: Flavour, daemons: Daemons, topic: str):
+    lookup = daemons.nsqlookupd()
+    to = f"--lookupd-tcp-address={address_of(lookup.tcp)}"
+    wrong = [daemons.nsqd(to, f"--broadcast-address={host}") for host in ("[", "x" * 64)]
+    nsqds = [*wrong, daemons.nsqd(to)]
+    for nsqd in nsqds:
+        nsqd.post(f"/topic/create?topic={topic}")
+    wait_until(lambda: len(lookup.producers(topic)) == len(nsqds), "all are registered")
+    where: dict[str, Any] = {"nsqlookupd_http_addresses": f"http://{address_of(lookup.http)}", "lookup_interval": 0.5}
+    seen = Seen()
+    with flavour.producer(**where) as producer, flavour.consumer(topic, "c", seen, **where) as consumer:
+        with PublishLoad(producer, topic) as load:
+            load.wait_for(50)
+        finish(load, seen)
+        assert not load.refused and len(connections_of(consumer)) == 1
+
+
 # --- restarts ---
 
 

@@ -10,6 +10,7 @@ import pty
 import re
 import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -27,7 +28,7 @@ import pytest
 from tests.certificates import Certificates
 from tests.integration import utilities
 from tests.integration.auth_server import SECRET, AuthServer
-from tests.integration.daemons import PATIENCE_S, SOURCES, Daemons, Nsqd, req, wait_until
+from tests.integration.daemons import PATIENCE_S, SOURCES, Daemons, Nsqd, Nsqlookupd, req, wait_until
 from tests.integration.flavours import address_of
 from tests.integration.utilities import Process
 
@@ -584,6 +585,80 @@ def test_a_cluster_is_asked_first_and_its_absence_is_no_error(
     well(None, "pub", topic, "y", "--lookupd", "{}:{}".format(*nsqlookupd.http))
     assert here("topic", "delete", topic, "--yes")[0] == 0
     assert nsqlookupd.producers(topic) == []
+
+
+@pytest.fixture
+def asks_lookupd(monkeypatch: pytest.MonkeyPatch, here: Here, shared: Daemons) -> Nsqlookupd:
+    """A nsqlookupd with nothing but what a test registers, which commands here ask."""
+    nsqlookupd = shared.nsqlookupd()
+    for name in ("FLINTMQ_NSQD", "FLINTMQ_HTTP"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("FLINTMQ_LOOKUPD", "{}:{}".format(*nsqlookupd.http))
+    return nsqlookupd
+
+
+def registered(shared: Daemons, nsqlookupd: Nsqlookupd, topic: str, host: str, *flags: str) -> Nsqd:
+    """An nsqd that has a topic with a message, and is registered under a host."""
+    to = "--lookupd-tcp-address={}:{}".format(*nsqlookupd.tcp)
+    nsqd = shared.nsqd("--durability=os", to, f"--broadcast-address={host}", *flags)
+    assert run(nsqd, "pub", topic, "x").returncode == 0
+    wait_until(lambda: nsqd.tcp[1] in nsqlookupd.producers(topic), "it is registered")
+    return nsqd
+
+
+def test_an_nsqd_with_an_ipv6_address_is_asked_as_the_others_are(
+    here: Here, asks_lookupd: Nsqlookupd, shared: Daemons, topic: str
+):
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 here")
+    nsqds = [
+        registered(shared, asks_lookupd, topic, "127.0.0.1"),
+        registered(shared, asks_lookupd, topic, "::1", "--tcp-address=[::1]:0", "--http-address=[::1]:0"),
+    ]
+    tcp = sorted("{}:{}".format(*nsqd.tcp) for nsqd in nsqds)
+    http = sorted("{}:{}".format(*nsqd.http) for nsqd in nsqds)
+    assert any(each.startswith("[::1]:") for each in tcp + http)
+    assert here("channel", "create", topic, "c") == (0, f"channel c of topic {topic} is there\n", "")
+    for words in (("topic", "list"), ("topic", "show", topic), ("channel", "list", topic)):
+        code, out, said = here(*words)
+        assert (code, said) == (0, "") and out
+    code, out, said = here("channel", "show", topic, "c")
+    assert (code, said) == (0, "no consumers\n") and all(each in out for each in http)
+    (row,) = rows(here("topic", "list", "--json"))
+    assert row["messages"] == 2 and sorted(row["nodes"]) == http
+    assert rows(here("top", topic, "--once", "--interval", "1ms", "--json"))
+    assert len(rows(here("peek", topic, "c", "--json"))) == 2
+    assert len(rows(here("tail", topic, "--no-follow", "--json"))) == 2
+    found = rows(here("node", "list", "--json"))
+    assert (sorted(each["node"] for each in found), sorted(each["tcp"] for each in found)) == (http, tcp)
+
+
+def test_an_nsqd_whose_address_is_none_is_told_and_hides_no_other(
+    here: Here, asks_lookupd: Nsqlookupd, shared: Daemons, topic: str
+):
+    """Anybody can register with a nsqlookupd, under any name."""
+    wrong = [registered(shared, asks_lookupd, topic, host) for host in ("no host", "[", "a/b")]
+    told = [f"nsqd '{host}:{nsqd.tcp[1]}', as nsqlookupd names it, is not asked: that is not an address"
+            for host, nsqd in zip(("no host", "[", "a/b"), wrong, strict=True)]  # fmt: skip
+    code, out, said = here("topic", "list")
+    assert (code, out) == (1, "") and said.count("\n") == 1 and any(text in said for text in told)
+    nsqd = registered(shared, asks_lookupd, topic, "127.0.0.1")
+    http = "{}:{}".format(*nsqd.http)
+    here("channel", "create", topic, "c")
+    for words in (
+        ("topic", "list"), ("topic", "show", topic), ("channel", "list", topic), ("channel", "show", topic, "c"),
+        ("peek", topic, "c"), ("tail", topic, "--no-follow"),
+    ):  # fmt: skip
+        code, out, said = here(*words)
+        assert code == 0 and out and said.count("nsqd '") == 3 and all(text in said for text in told), (words, said)
+    code, out, said = here("node", "list", "--json")
+    assert code == 1 and [json.loads(line)["node"] for line in out.splitlines()] == [http]
+    code, out, said = here("channel", "pause", topic, "c")
+    assert code == 1 and all(text in said for text in told)
+    assert out == f"channel c of topic {topic} is paused; 3 nsqd without an address that can be used: not asked\n"
+    assert nsqd.stats(topic, "c")["paused"]
 
 
 def test_secured_nsqd_and_secrets_by_reference(shared: Daemons, tmp_path: Path, topic: str):

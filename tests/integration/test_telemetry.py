@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
+from tests.integration.daemons import PATIENCE_S, wait_until
+from tests.integration.flavours import Flavour
 
 from flintmq import App, Consumer, Discard, Message, Producer, PublishError, Requeue, Telemetry
-from flintmq.client.core.envelope import MAGIC
+from flintmq.client.core.envelope import MAGIC, wrap
 from flintmq.testing import MemoryNsqd
 
 
@@ -176,3 +183,146 @@ async def test_code_that_iterates_makes_its_own_spans(nsqd: MemoryNsqd, spans: S
                 assert message.body == b"x"
         await nsqd.drained("t", "c")
     assert trace_id_of(spans.one("send t")) == trace_id_of(spans.one("process t"))
+
+
+# -- which way the context goes ----------------------------------------------------------------------------------------
+
+
+def post(url: str) -> None:
+    urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=PATIENCE_S).close()
+
+
+def create(nsqd: MemoryNsqd, topic: str, **meta: Any) -> None:
+    """Create a topic at nsqlookupd if it has partitions, otherwise at nsqd; returns when nsqlookupd knows it."""
+    lookup = nsqd.nsqlookupd_http_address
+    daemon = lookup if "partition_num" in meta else nsqd.http_address
+    post(f"{daemon}/topic/create?{urllib.parse.urlencode({'topic': topic, **meta})}")
+
+    accept = {"Accept": "application/vnd.nsq; version=1.0"}  # an answer without the envelope of old nsqlookupd
+    asked = urllib.request.Request(f"{lookup}/lookup?topic={topic}&metainfo=true", headers=accept)
+
+    def is_known() -> bool:
+        try:
+            with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
+                found = json.load(answer)
+        except urllib.error.HTTPError:
+            return False
+        is_extended = bool((found.get("meta") or {}).get("extend_support"))
+        return bool(found["producers"]) and is_extended == bool(meta.get("extend"))
+
+    wait_until(is_known, f"nsqlookupd knows {topic}")
+
+
+def consumed(flavour: Flavour, topic: str, count: int, **options: Any) -> dict[bytes, set[str]]:
+    """Bodies, and the names of their headers."""
+    seen: list[Message] = []
+    with flavour.consumer(topic, "c", seen.append, **options):
+        wait_until(lambda: len(seen) >= count, f"{count} messages")
+    return {message.body: set(message.headers) for message in seen}
+
+
+@pytest.fixture
+def lookup(nsqd: MemoryNsqd) -> dict[str, Any]:
+    return {"nsqlookupd_http_addresses": nsqd.nsqlookupd_http_address}
+
+
+@pytest.mark.parametrize("meta", [{}, {"partition_num": 2}], ids=["plain", "partitions"])
+@pytest.mark.parametrize("envelope", [False, True])
+def test_on_a_topic_with_headers_the_context_is_one_from_the_first_message(
+    nsqd: MemoryNsqd, lookup: dict[str, Any], flavour: Flavour, spans: Spans, envelope: bool, meta: dict[str, Any]
+):
+    create(nsqd, "t", extend="true", **meta)
+    telemetry = Telemetry(spans.provider, envelope=envelope)
+    expected = {b"first": {"traceparent"}}
+    with flavour.producer(**lookup, telemetry=telemetry) as producer:
+        producer.call(lambda it: it.pub("t", b"first"))
+        producer.call(lambda it: it.mpub("t", [b"m1", b"m2"]))
+        producer.call(lambda it: it.pub("t", b"own", headers={"x": "y"}))
+        producer.call(lambda it: it.pub("t", MAGIC + b" begins so"))
+    expected |= {b"m1": {"traceparent"}, b"m2": {"traceparent"}, b"own": {"x", "traceparent"}}
+    found = consumed(flavour, "t", 5, **lookup, telemetry=telemetry)
+    assert found == expected | {MAGIC + b" begins so": {"traceparent"}}
+
+
+def test_first_messages_that_travel_at_once_and_with_headers_of_the_call(
+    nsqd: MemoryNsqd, lookup: dict[str, Any], flavour: Flavour, spans: Spans
+):
+    """Each of these is the first one of a producer, which knows nothing of the topic."""
+    create(nsqd, "t", extend="true", partition_num=2)
+    telemetry = Telemetry(spans.provider, envelope=True)
+    calls: list[Any] = [
+        lambda it: it.mpub("t", [b"mpub"]),
+        lambda it: it.mpub("t", [b"mpub own"], headers={"x": "y"}),
+        lambda it: it.pub("t", b"sharded", sharding_id="k"),
+        lambda it: it.pub("t", b"traced", trace_id=7),
+        lambda it: it.pub("t", b"delayed headers", headers={"x": "y"}),
+        lambda it: it.dpub("t", b"delayed", delay=0.01),
+    ]
+    for call in calls:
+        with flavour.producer(**lookup, telemetry=telemetry) as producer:
+            producer.call(call)
+    found = consumed(flavour, "t", len(calls), **lookup, telemetry=telemetry)
+    assert found == {
+        b"mpub": {"traceparent"},
+        b"mpub own": {"x", "traceparent"},
+        b"sharded": {"traceparent"},
+        b"traced": {"traceparent", "##trace_id"},
+        b"delayed headers": {"x", "traceparent"},
+        b"delayed": set(),
+    }
+
+
+def test_with_nsqd_addresses_a_call_says_that_the_topic_has_headers(nsqd: MemoryNsqd, flavour: Flavour, spans: Spans):
+    create(nsqd, "t", extend="true")
+    with flavour.producer(nsqd.tcp_address, telemetry=Telemetry(spans.provider, envelope=True)) as producer:
+        producer.call(lambda it: it.pub("t", b"says so", headers={}))
+        producer.call(lambda it: it.mpub("t", [b"too"], headers={"x": "y"}))
+        producer.call(lambda it: it.pub("t", b"enveloped"))
+    with flavour.producer(nsqd.tcp_address, telemetry=Telemetry(spans.provider)) as producer:
+        producer.call(lambda it: it.pub("t", b"nothing"))
+        producer.call(lambda it: it.pub("t", wrap({"traceparent": "00"}, b"both"), headers={"x": "y"}))
+    telemetry = Telemetry(spans.provider, envelope=True)
+    found = consumed(flavour, "t", 5, nsqd_tcp_addresses=nsqd.tcp_address, headers=True, telemetry=telemetry)
+    assert found == {
+        b"says so": {"traceparent"},
+        b"too": {"x", "traceparent"},
+        b"enveloped": {"traceparent"},
+        b"nothing": set(),
+        b"both": {"x", "traceparent"},
+    }
+
+
+PARTED, PARTED_WITH_HEADERS = {"partition_num": 2}, {"partition_num": 2, "extend": "true"}
+
+
+@pytest.mark.parametrize(
+    ("options", "meta"),
+    [
+        pytest.param({"ordered": True}, PARTED, id="order"),
+        pytest.param({"ordered": True}, PARTED_WITH_HEADERS, id="order, headers"),
+        pytest.param({"start": "beginning"}, PARTED, id="start"),
+        pytest.param({"start": "beginning"}, PARTED_WITH_HEADERS, id="start, headers"),
+        pytest.param({"start": "beginning"}, {}, id="start, plain"),
+        pytest.param({}, PARTED, id="sub"),
+        pytest.param({}, PARTED_WITH_HEADERS, id="sub, headers"),
+        pytest.param({}, {}, id="sub, plain"),
+    ],
+)
+def test_envelopes_are_opened_whatever_the_subscription(
+    nsqd: MemoryNsqd,
+    lookup: dict[str, Any],
+    flavour: Flavour,
+    spans: Spans,
+    options: dict[str, Any],
+    meta: dict[str, Any],
+):
+    create(nsqd, "t", **meta)
+    telemetry = Telemetry(spans.provider, envelope=True)
+    where = {"partition": 1} if meta else {}
+    with flavour.producer(**lookup, telemetry=telemetry) as producer:
+        producer.call(lambda it: it.pub("t", b"1", **where))
+        producer.call(lambda it: it.mpub("t", [b"2", b"3"], **where))
+    with flavour.producer(**lookup) as producer:  # as one of an old release stored it, or one that knew no better
+        producer.call(lambda it: it.pub("t", wrap({"traceparent": "00"}, b"4"), **where))
+    found = consumed(flavour, "t", 4, **lookup, telemetry=telemetry, **options)
+    assert found == {body: {"traceparent"} for body in (b"1", b"2", b"3", b"4")}

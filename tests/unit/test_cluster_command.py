@@ -15,7 +15,7 @@ from tests.unit.test_cluster_health import NODES, PARTITION, TOPIC, WHOLE
 
 from flintmq import cli
 from flintmq.client.admin.question import HttpRefused
-from flintmq.client.admin.results import ClusterNode, ClusterStatus, ClusterTopic, Drain, Move
+from flintmq.client.admin.results import ClusterNode, ClusterStatus, ClusterTopic, Drain, Found, ListedNode, Move
 from flintmq.errors import ConnectionFailed
 from flintmq.sync import LookupdAdmin
 from flintmq.tools import cluster, cluster_tables
@@ -155,6 +155,16 @@ def test_status_says_by_its_exit_code_whether_all_is_whole(master: Master, capsy
     assert "c:4150" in capsys.readouterr().out
     assert cli.main(["cluster", "status", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["topics"][0]["partitions"][0]["in_sync"] == ["a", "b"]
+
+
+def test_ipv6_hosts_are_in_brackets(master: Master, capsys: pytest.CaptureFixture[str]) -> None:
+    lookupd = msgspec.structs.replace(WHOLE.lookupds[0], host="2001:db8::1")
+    master.statuses = [msgspec.structs.replace(WHOLE, master=lookupd, lookupds=[lookupd])]
+    assert cli.main(["cluster", "status"]) == 0
+    assert "nsqlookupd: [2001:db8::1]:4161; master: [2001:db8::1]:4161\n" in capsys.readouterr().out
+    master.answer = Found([], [ListedNode(broadcast_address="::1", tcp_port=4150, http_port=4151)])
+    assert cli.main(["topic", "replicate", "t"]) == 0
+    assert master.asked[-1] == ("http://[::1]:4151", "POST /topic/replicate?topic=t")
 
 
 def test_the_next_nsqlookupd_is_asked_when_one_does_not_answer(

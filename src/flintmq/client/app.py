@@ -12,6 +12,7 @@ Rules of this file:
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import logging
 import signal
@@ -104,6 +105,7 @@ class App:
     def consumer(self, topic: str, channel: str, **options: Any) -> Callable[[Function], Function]:
         """Make a function the handler of a channel.
 
+        A ``functools.partial`` and an object with ``__call__`` are functions too; what a partial has is no parameter.
         Its parameters say what it wants: one annotated :class:`Message` is the message, another one is the body as its
         annotation says (``bytes``, ``str``, a type that msgspec reads from JSON, a pydantic model; with ``decode=``
         what that returns). Without annotation it is the message. What the function returns, raises, and in which thread
@@ -174,10 +176,16 @@ class App:
         For the main thread; elsewhere: :meth:`serve`.
 
         Raises:
+            RuntimeError: an event loop runs here already, as in a notebook; nothing was started.
             OptionError: no consumer is declared.
             NsqdError: every nsqd refuses a consumer for good.
             SystemExit: there was a second signal; 128 and its number.
         """
+        if _is_in_loop():
+            raise RuntimeError(
+                "app.run() makes an event loop of its own, and one runs here already (a notebook, an async def): "
+                "await app.serve() instead"
+            )
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(self._until_signal())
 
@@ -288,6 +296,14 @@ class App:
                 self._consumers = []
 
 
+def _is_in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 async def _call(hook: Hook) -> None:
     result = hook()
     if inspect.isawaitable(result):
@@ -322,7 +338,7 @@ def _wants(function: Callable[..., Any]) -> tuple[list[bool], type[Any] | None]:
     name = getattr(function, "__qualname__", repr(function))
     allowed = "a function of a message (annotated Message), of a body (annotated with its type), or of both"
     try:
-        hints = typing.get_type_hints(function, include_extras=True)
+        hints = typing.get_type_hints(_annotated(function), include_extras=True)
         parameters = inspect.signature(function).parameters.values()
     except (NameError, TypeError, ValueError) as error:
         raise OptionError("handler", name, f"{allowed}; its annotations cannot be read: {error}", SOURCE) from error
@@ -345,3 +361,13 @@ def _wants(function: Callable[..., Any]) -> tuple[list[bool], type[Any] | None]:
     if not wants or any(kind != kinds[0] for kind in kinds):
         raise OptionError("handler", name, allowed, SOURCE)
     return wants, kinds[0] if kinds else None
+
+
+def _annotated(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that has the annotations: of a partial what it calls, of an object its method ``__call__``."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if inspect.isroutine(function) or inspect.isclass(function) or hasattr(function, "__wrapped__"):
+        return function
+    called: Callable[..., Any] = type(function).__call__
+    return called

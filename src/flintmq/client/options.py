@@ -142,7 +142,7 @@ def split_address(address: str, option: str = "nsqd_tcp_addresses") -> tuple[str
     """Split ``host:port``, ``[v6]:port`` or ``host`` (port 4150).
 
     Raises:
-        OptionError: no host, or a port that is none.
+        OptionError: no host, one that no name can be, or a port that is none.
     """
     _check_one(address, option)
     if "://" in address:
@@ -156,6 +156,11 @@ def split_address(address: str, option: str = "nsqd_tcp_addresses") -> tuple[str
     port = int(port_text) if port_text.isascii() and port_text.isdigit() else 0
     if not host or "/" in host or not 0 < port < 65536:
         raise OptionError(option, address, "host:port, such as 127.0.0.1:4150", SOURCE)
+    try:
+        host.encode("idna")  # as looking it up does
+    except UnicodeError:
+        allowed = "a host whose parts between dots have 1 to 63 characters"
+        raise OptionError(option, address, allowed, SOURCE) from None
     return host, port
 
 

@@ -11,8 +11,11 @@ Rules of this file:
 - Nothing is patched: who hands over no :class:`Telemetry` pays nothing.
 - Spans are named and filled as OpenTelemetry's conventions for messaging say: ``send orders``, ``process orders``,
   ``messaging.system`` = ``nsq``. A handler's span continues the trace of the message's producer, and links to it.
-- The context travels in headers (``traceparent``): of the message where its topic has headers, else in the envelope of
-  :mod:`flintmq.client.core.envelope`, if that is switched on; else each side has traces of its own.
+- The context travels in headers (``traceparent``): of the message where nsqlookupd says that its topic has headers or
+  the call passes some, else in the envelope of :mod:`flintmq.client.core.envelope`, if that is switched on; else each
+  side has traces of its own.
+- With the addresses of nsqd alone only the call can say that a topic has headers. Envelopes are opened wherever they
+  come, also on a topic with headers.
 
 Source: OpenTelemetry semantic conventions for messaging; docs/monitoring.md.
 """
@@ -40,8 +43,8 @@ class Telemetry:
 
     Args:
         tracer_provider: of OpenTelemetry; the global one if None.
-        envelope: carry the context in an envelope on topics without headers. Consumers need it first: who does not know
-            the envelope is handed it as the body.
+        envelope: carry the context in an envelope on topics that are not known to have headers. Consumers need it
+            first: who does not know the envelope is handed it as the body.
 
     Raises:
         OptionError: the package ``opentelemetry-api`` is missing.

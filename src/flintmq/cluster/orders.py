@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from flintmq.addresses import format_address
 from flintmq.cluster import power
 from flintmq.cluster.balance import Loads, copy_to_move
 from flintmq.cluster.controller import Controller, Refused, Swap
@@ -102,13 +103,15 @@ def node_named(view: View, text: str) -> str:
         return found[0]
     if found:
         raise Refused(f"{text[:64]} is the address of nodes {', '.join(sorted(found))}: name one by its id")
-    known = ", ".join(f"{node} ({record.host}:{record.tcp_port})" for node, record in sorted(view.nodes.items())[:20])
+    first = sorted(view.nodes.items())[:20]
+    known = ", ".join(f"{node} ({format_address(record.host, record.tcp_port)})" for node, record in first)
     raise Refused(f"there is no node {text[:64]!r}; there are {known or 'none'}")
 
 
 def _names(node: NodeRecord) -> tuple[str, ...]:
     ports = node.tcp_port, node.http_port, node.peer_port
-    return (*(f"{node.host}:{port}" for port in ports), distributed_id(node))
+    written = [address for port in ports for address in (format_address(node.host, port), f"{node.host}:{port}")]
+    return (*written, distributed_id(node))
 
 
 def distributed_id(node: NodeRecord) -> str:

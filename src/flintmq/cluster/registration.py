@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from flintmq.addresses import format_address
 from flintmq.errors import FlintError
 from flintmq.names import is_ephemeral
 from flintmq.topic_meta import PLAIN, TopicMeta
@@ -74,8 +75,12 @@ class NsqdNode:
 
     @property
     def http_address(self) -> str:
-        """The name of the node for ``/topic/tombstone``."""
-        return f"{self.broadcast_address}:{self.http_port}"
+        """Where its HTTP API is, as people write it."""
+        return format_address(self.broadcast_address, self.http_port)
+
+    def is_at(self, http_address: str) -> bool:
+        """Whether its HTTP API is there; NSQ writes IPv6 hosts without brackets."""
+        return http_address in (self.http_address, f"{self.broadcast_address}:{self.http_port}")
 
     @property
     def sort_key(self) -> tuple[str, int, str]:
@@ -292,7 +297,7 @@ class RegistrationDatabase:
         """Hide nodes from lookups of one topic for the tombstone's lifetime, or no longer.
 
         Args:
-            http_address: ``broadcast_address:http_port``.
+            http_address: ``broadcast_address:http_port``; an IPv6 host with brackets or without.
             now_ns: None lifts the tombstone.
 
         Returns:
@@ -300,7 +305,7 @@ class RegistrationDatabase:
         """
         count = 0
         for registration in self._registrations(topic, TOPIC_ITSELF):
-            if registration.node.http_address == http_address:
+            if registration.node.is_at(http_address):
                 registration.tombstoned_at_ns = now_ns
                 count += 1
         return count

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from flintmq.addresses import format_address
 from flintmq.errors import FlintError
 
 if TYPE_CHECKING:
@@ -106,11 +107,6 @@ def listening_address(server: asyncio.AbstractServer, host: str, port: int) -> t
         return host, port
     name = sockets[0].getsockname()
     return str(name[0]), int(name[1])
-
-
-def format_address(host: str, port: int) -> str:
-    """Return ``host:port``, with brackets around an IPv6 host."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def format_peer(peername: Any) -> str:

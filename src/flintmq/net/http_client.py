@@ -21,8 +21,8 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, NamedTuple, cast
 
+from flintmq.addresses import format_address
 from flintmq.errors import ConnectionFailed
-from flintmq.net.address import format_address
 from flintmq.net.http_exchange import ANSWER_BYTES_MAX, Answer, Endpoint, Exchange, NoAnswer, Request, no_connection
 
 __all__ = ["ANSWER_BYTES_MAX", "HttpClient", "Stream", "ask", "get"]

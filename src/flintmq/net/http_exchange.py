@@ -29,8 +29,8 @@ from urllib.parse import quote, unquote, urlsplit
 import msgspec
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
+from flintmq.addresses import format_address
 from flintmq.errors import UNREADABLE_JSON, ConnectionFailed
-from flintmq.net.address import format_address
 from flintmq.net.tls_engine import reason_of
 from flintmq.version import __version__
 

@@ -16,7 +16,8 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from flintmq.net.address import ListenFailed, bind_host, format_address, listening_address, split_address
+from flintmq.addresses import format_address
+from flintmq.net.address import ListenFailed, bind_host, listening_address, split_address
 
 BACKLOG = 4096  # one connection is accepted in a turn; a burst beyond this would wait a second for its next SYN
 _ACCEPTS_PER_TURN = 1

@@ -18,7 +18,8 @@ Rules of this file:
   nsqadmin. There is a bound on them, the oldest goes.
 - What a page has to send back with a change (``csrf``) belongs to the visitor and looks different on each page, so that
   it cannot be guessed from compressed answers.
-- A file that cannot be used stops a start; later it is reported and what was in force stays.
+- A file that cannot be used stops a start; later it is reported and what was in force stays. It is said of which user,
+  what is wrong and what is allowed, and no secret is shown.
 
 Source: NSQ's options (``--acl-http-header``, ``--admin-user``); RFC 6750; RFC 7914 (scrypt).
 """
@@ -63,6 +64,8 @@ _SCRYPT = re.compile(r"scrypt\$(\d{1,7})\$(\d{1,3})\$(\d{1,3})\$([A-Za-z0-9+/=]{
 _SCRYPT_BYTES_MAX = 64 * 1024 * 1024
 _HASHES_AT_ONCE = 2
 _WAITING_MAX = 32
+_USER_ROLES = ROLES[ROLES.index("read") :]
+_FORM = 'users are tables called [[user]], in JSON objects of a list called "user"'
 _NOBODY = "scrypt$16384$8$1$" + "A" * 22 + "==$" + "A" * 43 + "="
 
 _log = logging.getLogger(__name__)
@@ -125,17 +128,13 @@ class Visitor:
             raise Refused(403, f"{who} has the role {self.role}; this needs {role}")
 
 
-class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+class _Entry(msgspec.Struct):
     name: str
-    role: Literal["read", "operate", "admin"]
+    role: str
     password: str = ""
     token: str = ""
     sha256: str = ""
     header: bool = False
-
-
-class _File(msgspec.Struct, forbid_unknown_fields=True):
-    user: list[_Entry] = []
 
 
 class Users:
@@ -388,6 +387,44 @@ def _is_hash(stored: str) -> bool:
     return is_bounded and count >= 1024 and count & (count - 1) == 0
 
 
+def _entries_of(raw: Any) -> list[_Entry]:
+    """Return the users of a file that was read as TOML or JSON.
+
+    Raises:
+        ValueError: it is something else; the text says of which user, and what is allowed. No secret is in it.
+    """
+    if not isinstance(raw, dict):
+        raise ValueError(_FORM)
+    for key, value in raw.items():
+        if key != "user":
+            raise ValueError(f"{_shown(key)} is not known; {_FORM}")
+        if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+            raise ValueError(_FORM)
+    return [_entry_of(each, number) for number, each in enumerate(raw.get("user", ()), 1)]
+
+
+def _entry_of(raw: dict[str, Any], number: int) -> _Entry:
+    name, role = raw.get("name"), raw.get("role")
+    who = _shown(name) if isinstance(name, str) else f"user {number}"
+    kinds = {field.name: field.type for field in msgspec.structs.fields(_Entry)}
+    for key, value in raw.items():
+        if key not in kinds:
+            raise ValueError(f"{who} has {_shown(key)}, which is not known; it may have {', '.join(kinds)}")
+        if not isinstance(value, kinds[key]):
+            form = "text in quotes" if kinds[key] is str else "true or false"
+            raise ValueError(f"the {key} of {who} must be {form}")
+    if name is None:
+        raise ValueError(f"{who} needs a name")
+    if role not in _USER_ROLES:
+        found = "" if role is None else f", and not {_shown(role)}"
+        raise ValueError(f"the role of {who} must be one of {', '.join(_USER_ROLES)}{found}")
+    return _Entry(**raw)
+
+
+def _shown(text: str) -> str:
+    return repr(text[:NAME_SIZE_MAX])
+
+
 def _stamp_of(path: str) -> tuple[int, int, int] | None:
     if not path:
         return None
@@ -414,8 +451,7 @@ def _read_users(path: str) -> Users:
     if len(data) > FILE_SIZE_MAX:
         raise UsersFileError(path, f"it is larger than {FILE_SIZE_MAX} bytes")
     try:
-        raw: Any = msgspec.json.decode(data) if path.endswith(".json") else tomllib.loads(data.decode())
-        return Users(msgspec.convert(raw, _File).user)
+        return Users(_entries_of(msgspec.json.decode(data) if path.endswith(".json") else tomllib.loads(data.decode())))
     except (ValueError, RecursionError) as error:  # of TOML, JSON, their form, and what Users refuses
         raise UsersFileError(path, str(error)) from None
 

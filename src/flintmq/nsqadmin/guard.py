@@ -29,8 +29,8 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from flintmq.addresses import format_address
 from flintmq.errors import OptionError
-from flintmq.net.address import format_address
 from flintmq.net.origin import Origins, is_loopback_address
 from flintmq.nsqadmin.admin import Admin
 from flintmq.nsqadmin.errors import Refused

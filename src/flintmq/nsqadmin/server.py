@@ -18,11 +18,12 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
+from flintmq.addresses import format_address
 from flintmq.clock import Clock
 from flintmq.env import Env
 from flintmq.errors import FlintError
 from flintmq.net import early_stop, supervisor
-from flintmq.net.address import ListenFailed, bind_host, format_address, split_address
+from flintmq.net.address import ListenFailed, bind_host, split_address
 from flintmq.net.listen import BACKLOG
 from flintmq.net.log import announce, configure
 from flintmq.net.loop import end_undisturbed, loop_factory

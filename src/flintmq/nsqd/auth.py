@@ -22,9 +22,9 @@ from urllib.parse import urlencode, urlsplit, urlunsplit
 
 import msgspec
 
+from flintmq.addresses import format_address
 from flintmq.env import Env
 from flintmq.errors import UNREADABLE_JSON, FlintError, without_credentials
-from flintmq.net.address import format_address
 from flintmq.net.http_client import HttpClient
 from flintmq.net.http_exchange import NoAnswer, Request
 from flintmq.net.regex import BadPattern, compiled

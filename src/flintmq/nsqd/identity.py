@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from flintmq.addresses import format_address
 from flintmq.env import Env
 from flintmq.errors import without_credentials
-from flintmq.net.address import format_address
 from flintmq.nsqd.options import NsqdOptions, node_id_of
 from flintmq.options import daemon_version_line
 from flintmq.version import __version__

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from flintmq.addresses import format_address
 from flintmq.broker.broker import Broker, BrokerOptions
 from flintmq.broker.dead_letters import Elsewhere
 from flintmq.broker.partition import Ended, Partition
@@ -198,7 +199,7 @@ class Node:
     def begin(self) -> None:
         """Tell nsqlookupds where this node listens, and hand out messages."""
         me = self._identity.peer()
-        self.tracing.node = f"{me.broadcast_address}:{me.tcp_port}"
+        self.tracing.node = format_address(me.broadcast_address, me.tcp_port)
         self.lookup.set(self._options.lookupd_tcp_address)
         self.topics.start_all()
 

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
+from flintmq.addresses import format_address
 from flintmq.errors import UNREADABLE_JSON, FlintError, OptionError
 from flintmq.spark.errors import SOURCE
 from flintmq.spark.offsets import CHANNEL_KEY, LAG_KEY, LOG_KEY, MODE_KEY, Offsets, from_json
@@ -102,7 +103,7 @@ class QueryWatch(StreamingQueryListener):
         self.metrics_address = ""
         if self._server is not None:
             host, port = self._server.server_address[:2]
-            self.metrics_address = f"{host!s}:{port}"
+            self.metrics_address = format_address(str(host), int(port))
             threading.Thread(target=self._server.serve_forever, name="flintmq-metrics", daemon=True).start()
 
     def close(self) -> None:

@@ -253,6 +253,9 @@ def os_error(number: int, path: str) -> OSError:
     return OSError(number, os.strerror(number), path)
 
 
+CAPACITY_BYTES = 1 << 40
+
+
 class MemoryDisk:
     """A disk with one data directory on it. Safe to use from several threads.
 
@@ -264,12 +267,14 @@ class MemoryDisk:
         operation_count: operations so far.
         observers: called with each :class:`Operation` before it takes effect.
         boot_id: tells a start of the machine from the one before; a disk that loses power changes it.
+        was_broken: it was told to fail, or is smaller than by default; errors of it are what a test wanted.
     """
 
     tree_type: type[Tree] = Tree
 
-    def __init__(self, capacity_bytes: int = 1 << 40, rng: random.Random | None = None) -> None:
+    def __init__(self, capacity_bytes: int = CAPACITY_BYTES, rng: random.Random | None = None) -> None:
         self.capacity_bytes = capacity_bytes
+        self.was_broken = capacity_bytes < CAPACITY_BYTES
         self.operation_count = 0
         self.observers: list[Callable[[Operation], None]] = []
         self.boot_id = "boot 1"
@@ -309,6 +314,7 @@ class MemoryDisk:
             error: its ``errno``.
             path: only operations on paths that start so are counted.
         """
+        self.was_broken = True
         self._rules.append(_FailureRule(kind, path, nth, nth + times - 1, error))
 
     def heal(self) -> None:
@@ -322,6 +328,7 @@ class MemoryDisk:
 
     def set_free_bytes(self, free_bytes: int) -> None:
         """Resize the file system so that this much is free now; writes past it fail with ENOSPC."""
+        self.was_broken = True
         self.capacity_bytes = self._used_bytes + free_bytes
 
     # -- what is on it

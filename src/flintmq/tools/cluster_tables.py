@@ -11,6 +11,7 @@ from typing import Any
 
 from flintmq.client.admin.health import NOTE, away_nodes, live_in_sync, store_away, troubles
 from flintmq.client.admin.results import ClusterNode, ClusterStatus, ClusterTopic, Drain, Move
+from flintmq.client.options import join_address
 from flintmq.tools.tables import table
 
 _MB = 1_000_000
@@ -26,8 +27,8 @@ def names_of(status: ClusterStatus) -> dict[str, str]:
 def status_text(status: ClusterStatus, width: int) -> str:
     """Return all of a cluster at a glance, and what is wrong with it."""
     nobody = _NOT_KNOWN if store_away(status) else "none"
-    master = nobody if status.master is None else f"{status.master.host}:{status.master.http_port}"
-    lookupds = ", ".join(f"{each.host}:{each.http_port}" for each in status.lookupds) or "none"
+    master = nobody if status.master is None else join_address(status.master.host, status.master.http_port)
+    lookupds = ", ".join(join_address(each.host, each.http_port) for each in status.lookupds) or "none"
     parts = [
         f"cluster {status.cluster}, id {status.cluster_id or 'not known'}, revision {status.revision}\n"
         f"nsqlookupd: {lookupds}; master: {master}",

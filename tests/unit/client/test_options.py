@@ -191,6 +191,9 @@ def test_names_that_are_no_text_are_named(module):
         module.Consumer("t", "c", nsqd_tcp_addresses="a:1", desired_tag=None)
     with pytest.raises(OptionError, match="producer_id=5 is not allowed; text, at most"):
         module.Producer("a:1", idempotent=True, producer_id=5)
+    with pytest.raises(OptionError, match="producer_id='web' is not allowed; only together with idempotent=True"):
+        module.Producer("a:1", producer_id="web")
+    module.Producer("a:1", producer_id="")
 
 
 @pytest.mark.parametrize("module", [flintmq, flintmq.sync], ids=["asyncio", "sync"])

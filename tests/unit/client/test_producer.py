@@ -11,7 +11,7 @@ from tests.unit.client.blocking_client import ASYNCIO, SYNC
 from tests.unit.client.fake_nsqd import HANG_UP, OK, SILENCE
 from tests.unit.client.world import World, until
 
-from flintmq.errors import PublishRefused, PublishUnknown
+from flintmq.errors import PublishError, PublishRefused, PublishUnknown
 
 
 def run(scenario, *names, **options):
@@ -194,6 +194,31 @@ def test_after_a_short_outage_the_producer_is_back_within_a_second(client):
     run(scenario, client=client)
 
 
+def test_after_a_long_outage_a_publish_finds_nsqd_within_a_second(client, caplog):
+    async def scenario(world):
+        async with world.producer(timeout=2) as producer:
+            await producer.pub("t", b"1")
+            world.kill("a")
+            await asyncio.sleep(600)
+            world.start("a")
+            began = world.now
+            await producer.pub("t", b"2")
+            assert world.now - began < 1.1
+            world.kill("a")
+            caplog.clear()
+            for _ in range(60):
+                with pytest.raises(PublishError):
+                    await producer.pub("t", b"3")
+            lines = caplog.text.count("cannot publish to nsqd a:4150")
+            world.start("a")
+            began = world.now
+            await producer.pub("t", b"4")
+            assert world.now - began < 1.1
+        assert 1 <= lines <= 12, "120 s of attempts every second, of which not each one is told"
+
+    run(scenario, client=client)
+
+
 def test_several_nsqd_are_used_in_turn(client):
     async def scenario(world):
         async with world.producer() as producer:
@@ -246,6 +271,20 @@ def test_nobody_there(client):
             assert caught.value.code == "TIMEOUT"
             assert caught.value.__cause__ is not None
             assert producer.stats().bytes_in_flight == 0
+
+    run(scenario, client=client)
+
+
+def test_an_nsqd_that_is_being_connected_is_named(client):
+    async def scenario(world):
+        world.kill("a", power_loss=True)
+        producer = world.producer(timeout=1)
+        starting = asyncio.create_task(producer.start())
+        await asyncio.sleep(0)
+        with pytest.raises(PublishRefused, match="connecting to a:4150 takes long"):
+            await producer.pub("t", b"x")
+        await starting
+        await producer.close()
 
     run(scenario, client=client)
 
@@ -340,6 +379,19 @@ class ListedNodes:
         self.asked.append("closed")
 
 
+HANGS_S = 3600.0
+
+
+class HangingLookup(ListedNodes):
+    """Two nsqlookupd; the one on the host ``dead`` answers nothing."""
+
+    async def __call__(self, url: str, timeout_s: float) -> tuple[int, bytes]:
+        if urlsplit(url).hostname == "dead":
+            await asyncio.sleep(min(HANGS_S, timeout_s))
+            raise TimeoutError(f"no answer within {timeout_s:g} s")
+        return await super().__call__(url, timeout_s)
+
+
 def discovering(world, listed, **options):
     return world.producer(nsqlookupd_http_addresses="l:4161", fetch=listed, **options)
 
@@ -420,3 +472,61 @@ def test_an_error_that_asks_for_it_refreshes_the_lookup(client):
         assert world.fakes["b"].stored == [b"1"]
 
     run(scenario, "a", "b", client=client)
+
+
+def test_an_nsqlookupd_that_hangs_holds_up_a_publish_for_little_more_than_a_second(client):
+    async def scenario(world):
+        listed = HangingLookup()
+        listed.topics["old"] = ["a"]
+        listed.all = ["a"]
+        async with discovering_of_two(world, listed, timeout=3) as producer:
+            for topic, limit_s in [("new", 2.0), ("old", 1.0), ("newer", 1.0)]:
+                began = world.now
+                await producer.pub(topic, b"x")
+                assert world.now - began < limit_s, topic
+        assert len(world.fake.stored) == 3
+
+    run(scenario, client=client)
+
+
+def test_what_an_nsqlookupd_says_late_moves_a_publish_that_was_anywhere():
+    """Of the asyncio client; the blocking one goes by it with the next question."""
+
+    async def scenario(world):
+        listed = LateLookup()
+        listed.all = ["a"]
+        async with discovering_of_two(world, listed, lookup_interval=3600) as producer:
+            await producer.pub("t", b"1")
+            await until(lambda: listed.is_late_told)
+            await until(lambda: producer.stats().connections == 1 and "b" in producer.describe())
+            await producer.pub("t", b"2")
+        assert (world.fakes["a"].stored, world.fakes["b"].stored) == ([b"1"], [b"2"])
+
+    run(scenario, "a", "b")
+
+
+class LateLookup(ListedNodes):
+    """Two nsqlookupd; the one on the host ``dead`` knows where topics are, and says so after 3 s."""
+
+    is_late_told = False
+
+    async def __call__(self, url: str, timeout_s: float) -> tuple[int, bytes]:
+        if urlsplit(url).hostname != "dead" or "/lookup?" not in url:
+            return await super().__call__(url, timeout_s)
+        await asyncio.sleep(3)
+        self.is_late_told = True
+        return 200, b'{"producers":[{"broadcast_address":"b","tcp_port":4150}]}'
+
+
+def discovering_of_two(world, listed, **options):
+    return world.producer(nsqlookupd_http_addresses=["l:4161", "dead:4161"], fetch=listed, **options)
+
+
+def test_an_nsqlookupd_that_has_not_answered_is_named(client):
+    async def scenario(world):
+        listed = HangingLookup()
+        async with world.producer(nsqlookupd_http_addresses="dead:4161", fetch=listed, timeout=2) as producer:
+            with pytest.raises(PublishRefused, match="there is no answer yet of http://dead:4161"):
+                await producer.pub("t", b"x")
+
+    run(scenario, client=client)

@@ -78,6 +78,14 @@ def test_who_has_a_plain_topic_is_not_behind_one_with_partitions(database, a, b)
     assert database.behind("t") == []
 
 
+def test_the_node_of_a_tombstone_is_written_with_brackets_or_as_nsq_writes_it(database):
+    six = node("six", broadcast_address="::1")
+    database.add_node(six)
+    database.register(six.node_id, "t")
+    assert six.http_address == "[::1]:4151"
+    assert [database.tombstone("t", name, 5) for name in ("[::1]:4151", "::1:4151", "[::1]:4150")] == [1, 1, 0]
+
+
 def test_a_tombstone_can_be_lifted(database, a):
     database.register(a.node_id, "t")
     database.tombstone("t", a.http_address, 5)

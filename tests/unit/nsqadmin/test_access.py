@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -167,7 +168,16 @@ async def test_a_file_that_changes_is_read_again_and_one_that_is_broken_changes_
 @pytest.mark.parametrize(
     ("user", "said"),
     [
-        ({"name": "ann", "role": "king", "token": TOKEN}, "role"),
+        (
+            {"name": "ann", "role": "king", "token": TOKEN},
+            "role of 'ann' must be one of read, operate, admin, and not 'king'",
+        ),
+        ({"name": "ann", "role": "none", "token": TOKEN}, "one of read, operate, admin"),
+        ({"name": "ann", "token": TOKEN}, "role of 'ann' must be one of read, operate, admin$"),
+        ({"role": "read", "token": TOKEN}, "user 1 needs a name"),
+        ({"name": 7, "role": "read", "token": TOKEN}, "name of user 1 must be text in quotes"),
+        ({"name": "ann", "role": ["read"], "token": TOKEN}, "role of 'ann' must be text in quotes"),
+        ({"name": "ann", "role": "read", "header": "yes"}, "header of 'ann' must be true or false"),
         ({"name": "ann", "role": "read"}, "needs a password, a token"),
         ({"name": "", "role": "read", "token": TOKEN}, "1 to 64 characters"),
         ({"name": "a\nb", "role": "read", "token": TOKEN}, "1 to 64 characters"),
@@ -175,12 +185,62 @@ async def test_a_file_that_changes_is_read_again_and_one_that_is_broken_changes_
         ({"name": "ann", "role": "read", "sha256": "12"}, "64 hex digits"),
         ({"name": "ann", "role": "read", "password": "sesame"}, "must be a hash"),
         ({"name": "ann", "role": "read", "password": f"scrypt$4194304$8$1${'A' * 24}${'A' * 44}"}, "must be a hash"),
-        ({"name": "ann", "role": "read", "token": TOKEN, "shoe_size": 9}, "shoe_size"),
+        (
+            {"name": "ann", "role": "read", "token": TOKEN, "shoe_size": 9},
+            "'ann' has 'shoe_size', which is not known; it may have name, role, password, token, sha256, header",
+        ),
     ],
 )
 def test_a_file_that_says_nonsense_stops_the_start(tmp_path: Path, user: dict[str, object], said: str):
-    with pytest.raises(UsersFileError, match=said):
+    with pytest.raises(UsersFileError, match=said) as refused:
         access_with(users_file=users_file(tmp_path, user))
+    assert str(refused.value).startswith(f"--users-file={tmp_path}/users.json: ") and TOKEN not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("u.toml", '[[users]]\nname = "ann"', r"'users' is not known; users are tables called \[\[user\]\]"),
+        ("u.toml", '[user]\nname = "ann"', r"users are tables called \[\[user\]\]"),
+        ("u.toml", 'user = ["ann"]', r"users are tables called \[\[user\]\]"),
+        ("u.json", '[{"name": "ann"}]', 'in JSON objects of a list called "user"'),
+        ("u.toml", '[[user]]\nname = "ann"\nrole = read', "at line 3, column"),
+        (
+            "u.toml",
+            '[[user]]\nname = "ann"\nrole = "read"\nheader = true\n[[user]]\nrole = "boss"',
+            "user 2 needs a name",
+        ),
+    ],
+)
+def test_a_file_of_another_form_is_told_the_form(tmp_path: Path, name: str, text: str, said: str):
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(UsersFileError, match=said):
+        access_with(users_file=str(path))
+
+
+async def test_the_file_of_the_documentation_can_be_used(tmp_path: Path):
+    """Each of its users is known by what stands there; what the page leaves out is filled in."""
+    page = (Path(__file__).resolve().parents[3] / "docs/nsqadmin.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    other = TOKEN[::-1]
+    digest = hashlib.sha256(TOKEN.encode()).hexdigest()
+    for gap, filled in (
+        ('"scrypt$16384$8..."', f'"{hash_password("sesame", SALT)}"'),
+        ('"5b1f..."', f'"{digest}"'),
+        ('# token = "..."', f'token = "{other}"'),
+    ):
+        assert shown.count(gap) == 1
+        shown = shown.replace(gap, filled)
+    path = tmp_path / "users.toml"
+    path.write_text(shown)
+    access = access_with(users_file=str(path))
+    assert (await visit(access, cookie=await access.log_in("ann", "sesame", PEER))).role == "admin"
+    assert (await visit(access, {"x-forwarded-user": "bob"})).role == "operate"
+    for token in (TOKEN, other):
+        visitor = await visit(access, {"authorization": f"Bearer {token}"})
+        assert (visitor.name, visitor.role) == ("nightly", "read")
+    assert (await visit(access)).role == "none"
 
 
 def test_a_file_that_is_not_there_stops_the_start(tmp_path: Path):

@@ -131,6 +131,42 @@ async def test_a_disk_that_fails(nsqd: MemoryNsqd):
     assert nsqd.published("t") == [b"x"]
 
 
+@pytest.mark.parametrize("how", ["full", "failing"])
+def test_a_disk_that_the_test_broke_keeps_it_from_nothing(how: str, caplog: pytest.LogCaptureFixture):
+    disk = MemoryDisk()
+    with MemoryNsqd(disk=disk) as nsqd:
+        nsqd.publish("t", b"x")
+        if how == "full":
+            disk.set_free_bytes(0)
+        else:
+            disk.fail("write", times=1000)
+        with pytest.raises(StorageError):
+            nsqd.publish("t", b"y")
+        lookup = nsqd.nsqlookupd_http_address
+    assert "the disk, which the test broke" in caplog.text
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(f"{lookup}/ping", timeout=5)
+    disk.heal()
+    disk.set_free_bytes(1 << 30)
+    with MemoryNsqd(disk=disk) as nsqd:
+        assert nsqd.published("t") == [b"x"]
+
+
+def test_a_disk_that_nobody_broke_is_told_of_and_nsqlookupd_ends_all_the_same(monkeypatch: pytest.MonkeyPatch):
+    async def close(self: object) -> None:
+        raise StorageError("channels.list: what is this?")
+
+    monkeypatch.setattr("flintmq.nsqd.node.Node.close", close)
+    nsqd = MemoryNsqd()
+    nsqd.start()
+    lookup = nsqd.nsqlookupd_http_address
+    with pytest.raises(StorageError, match="what is this"):
+        nsqd.close()
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(f"{lookup}/ping", timeout=5)
+    nsqd.close()
+
+
 def test_the_disk_outlives_it():
     disk = MemoryDisk()
     with MemoryNsqd(disk=disk) as nsqd:

@@ -42,7 +42,7 @@ def troubles(status: ClusterStatus) -> list[Trouble]:
     found = [*_of_coordination(status), *_of_nodes(status.nodes)]
     nodes = {node.node: node for node in (*away_nodes(status), *status.nodes)}
     for topic in status.topics:
-        found += _of_topic(topic, nodes)
+        found += _of_topic(topic, nodes, bool(store_read_only(status)))
     return found
 
 
@@ -88,16 +88,32 @@ def store_away(status: ClusterStatus) -> str:
     )
 
 
+def store_read_only(status: ClusterStatus) -> str:
+    """Tell that the coordination store takes no writes; empty: it does, or it is not there at all."""
+    if status.store_read_only_since_s is None or status.store_away_since_s is not None:
+        return ""
+    since = datetime.fromtimestamp(status.store_read_only_since_s, UTC)
+    return (
+        f"the coordination store takes no writes since {since:%Y-%m-%d %H:%M:%S} UTC: {status.store_read_only_reason}; "
+        "nobody is elected, no copy leaves or joins those in sync, and no topic is created"
+    )
+
+
 def _of_coordination(status: ClusterStatus) -> list[Trouble]:
     subject = f"cluster {status.cluster}"
     found = []
     if status.problem:
         found.append(Trouble(PROBLEM, subject, f"this nsqlookupd takes no part: {status.problem}"))
+    if read_only := store_read_only(status):
+        advice = "mend the store, and all goes on by itself (docs/cluster.md); elect nobody by hand meanwhile"
+        found.append(Trouble(PROBLEM, subject, read_only, advice))
     if away := store_away(status):
         advice = "is the store there (an etcd, or the nsqlookupd that keeps it), and can it be reached? see the logs"
         found.append(Trouble(PROBLEM, subject, away, advice))
     elif status.master is None:
         advice = "is the coordination store there, and a nsqlookupd with --cluster-store? look at their logs"
+        if read_only:
+            advice = "one is it when the store takes writes again"
         text = "no nsqlookupd is the master: nobody is elected, and no topic is created"
         found.append(Trouble(PROBLEM, subject, text, advice))
     elif len(status.lookupds) == 1:
@@ -160,7 +176,12 @@ class _Lack:
         self.nodes.update(dict.fromkeys(nodes))
 
 
-def _of_topic(topic: ClusterTopic, nodes: Mapping[str, ClusterNode]) -> list[Trouble]:
+def _of_topic(topic: ClusterTopic, nodes: Mapping[str, ClusterNode], is_read_only: bool) -> list[Trouble]:
+    """Return what is not as it should be of a topic.
+
+    Args:
+        is_read_only: the coordination store takes no writes.
+    """
     subject = f"topic {topic.topic}"
     if topic.is_deleting:
         return [Trouble(NOTE, subject, "it is being deleted")]
@@ -189,13 +210,14 @@ def _of_topic(topic: ClusterTopic, nodes: Mapping[str, ClusterNode]) -> list[Tro
         machines = [nodes[node].host_id if node in nodes else "" for node in each.replicas]
         if len(machines) > len(set(machines)) and all(machines):
             together.append(each.partition)
+    without_leader = _advice_without_writes if is_read_only else _advice_without_leader
     power = (
         "messages that were acknowledged before may be lost: all who were in sync had lost their power, or an operator "
         f"elected. When that is known: flintmq topic acknowledge-loss {topic.topic}. Run nodes with --durability=fsync "
         "where it must not be"
     )
     return [
-        *_lacks(PROBLEM, subject, "nobody leads: ", unled, nodes, _advice_without_leader),
+        *_lacks(PROBLEM, subject, "nobody leads: ", unled, nodes, without_leader),
         *_lacks(PROBLEM, subject, "nothing is acknowledged: ", stopped, nodes),
         *_lacks(WARNING, subject, "", lacking, nodes),
         *_group(PROBLEM, subject, "", {"was led on without knowing everything": lossy}, power),
@@ -243,6 +265,12 @@ def _state(node: ClusterNode | None, name: str) -> str:
         place = f" (was {node.address})" if node is not None and node.host else ""
         return f"node {name}{place} is away"
     return f"node {node.address} {'does not answer' if node.suspected else 'lives and is not in sync'}"
+
+
+def _advice_without_writes(_reason: str) -> str:
+    return (
+        "mend the coordination store, which takes no writes: who can lead does so then, and nothing is lost by waiting"
+    )
 
 
 def _advice_without_leader(reason: str) -> str:

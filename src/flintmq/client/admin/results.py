@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from flintmq.addresses import format_address
 from flintmq.client.core.topology import Node, TopicMeta
 from flintmq.errors import UNREADABLE_JSON
 
@@ -317,7 +318,7 @@ class ClusterNode(msgspec.Struct, frozen=True):
     @property
     def address(self) -> str:
         """``host:port`` of its TCP port; its id where that is not known."""
-        return f"{self.host}:{self.tcp_port}" if self.host else self.node
+        return format_address(self.host, self.tcp_port) if self.host else self.node
 
 
 class ClusterPartition(msgspec.Struct, frozen=True):
@@ -398,6 +399,9 @@ class ClusterStatus(msgspec.Struct, frozen=True):
         settings: of the whole cluster: ``balances``, ``balance_window``, ``is_upgrading`` and so on.
         store_away_since_s: since when that one is without the coordination store, and all of this as it was then, in
             seconds since 1970; None: it has it, or has been without it for no longer than a lease.
+        store_read_only_since_s: since when the coordination store takes no writes, as far as that one knows, in seconds
+            since 1970; None: it takes them.
+        store_read_only_reason: why it takes none.
     """
 
     cluster: str
@@ -414,11 +418,13 @@ class ClusterStatus(msgspec.Struct, frozen=True):
     settings: dict[str, Any] = {}
     away: list[ClusterNode] = []
     store_away_since_s: float | None = msgspec.field(name="store_away_since", default=None)
+    store_read_only_since_s: float | None = msgspec.field(name="store_read_only_since", default=None)
+    store_read_only_reason: str = ""
 
     def find_node(self, name: str) -> ClusterNode | None:
         """Return the node with this id, or at this address (``host:port`` of TCP or HTTP)."""
         for node in self.nodes:
-            if name in (node.node, node.address, f"{node.host}:{node.http_port}"):
+            if name in (node.node, node.address, format_address(node.host, node.http_port)):
                 return node
         return None
 

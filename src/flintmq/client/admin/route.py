@@ -18,9 +18,9 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
+from flintmq.addresses import format_address
 from flintmq.client.admin.question import HttpRefused, Question
 from flintmq.client.options import ConnectionOptions
-from flintmq.net.address import format_address
 from flintmq.net.http_exchange import tls_port
 
 Value = TypeVar("Value")

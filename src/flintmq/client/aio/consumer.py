@@ -455,7 +455,10 @@ async def _end(connection: Connection) -> None:
     try:
         async with asyncio.timeout(CLOSE_WAIT_S):
             await connection.end_subscription()
-    except (TimeoutError, FlintError) as error:
+    except TimeoutError:
+        waited = f"no answer within {CLOSE_WAIT_S:g} s"
+        log.warning("nsqd %s did not confirm the end of the subscription: %s", connection.address, waited)
+    except FlintError as error:
         log.warning("nsqd %s did not confirm the end of the subscription: %s", connection.address, error)
     connection.close()
 

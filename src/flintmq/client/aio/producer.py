@@ -42,6 +42,7 @@ from flintmq.client.core.publish import (
     closed_error,
     message_cost,
 )
+from flintmq.client.core.reconnect import FailureLog
 from flintmq.client.core.routing import Routes
 from flintmq.client.core.sending import BATCH_BYTES_MAX, BATCH_COUNT_MAX, BYTES_IN_FLIGHT_MAX, Sender
 from flintmq.client.core.sharding import ShardingId
@@ -62,6 +63,7 @@ from flintmq.errors import (
     DiscoveryError,
     FlintError,
     NoNsqd,
+    PublishRefused,
 )
 from flintmq.net.tasks import kept_up, tell
 from flintmq.wire.client import MessageFailed, Messages
@@ -138,13 +140,16 @@ class Producer:
         if settings.lookups:
             fetch = settings.fetch or HttpFetch(settings.options)
             is_counted = settings.producer_id is not None
-            self._lookup = Lookup(settings.lookups, settings.lookup_timeout_s, fetch, "w", is_counted)
+            self._lookup = Lookup(settings.lookups, settings.lookup_timeout_s, fetch, "w", is_counted, self._came_late)
         self._batches = switch(batch, "batch")
         self._timeout_s = settings.policy.timeout_s
         self._bytes_max = whole(max_bytes_in_flight, "max_bytes_in_flight", 1, 2**40)
         self._writers = None if settings.producer_id is None else Writers(settings.producer_id, settings.env)
         self._intake = settings.new_intake(self._writers, is_gathered=batch)
-        self._reconnector: Reconnector[str] = Reconnector(self._connect, self._note_attempt, self._broke, settings.env)
+        self._reconnector: Reconnector[str] = Reconnector(
+            self._connect, self._note_attempt, self._broke, settings.env, self._is_anything_waiting
+        )
+        self._failure_log = FailureLog()
         self._stats = ProducerStats()
         self._admission = Admission(self._bytes_max, self._stats, self._cause)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -201,6 +206,8 @@ class Producer:
             self._look_up,
             self._intake.traced.__contains__,
             self._writers,
+            self._silent_lookups,
+            self._reconnector.hasten,
         )
         if self._batches:
             take = partial(sender.take, will_flush=True)
@@ -307,8 +314,8 @@ class Producer:
         deadline = self._deadline(timeout)
         if self._intake.telemetry is None:
             return await self._pub(topic, data, deadline, sharding_id, partition, trace_id, headers)
-        with self._intake.carried(self._routes, topic, data, headers) as (data, headers):
-            return await self._pub(topic, data, deadline, sharding_id, partition, trace_id, headers)
+        with self._intake.carried(self._routes, topic, data, headers) as (data, headers, undecided):
+            return await self._pub(topic, data, deadline, sharding_id, partition, trace_id, headers, undecided)
 
     async def _pub(
         self,
@@ -319,13 +326,14 @@ class Producer:
         partition: int | None,
         trace_id: int | None,
         headers: Mapping[str, object] | None,
+        undecided: Mapping[str, str] | None = None,
     ) -> Published | None:
         assert self._loop is not None
         cost = message_cost(data)
         is_plain = sharding_id is None and partition is None and trace_id is None and headers is None
-        if is_plain and topic not in self._intake.traced:
+        if is_plain and undecided is None and topic not in self._intake.traced:
             if self._admission.waiting or self._stats.bytes_in_flight + cost > self._bytes_max:
-                await self._admit(cost, deadline)
+                await self._admit(cost, deadline, 1)
             else:
                 self._stats.bytes_in_flight += cost
             if self._gather is not None:
@@ -333,8 +341,8 @@ class Producer:
                 self._gather.add(topic, data, waiter, deadline, cost)
                 return await waiter
             return await self._publish(Publish(topic, [data], [], deadline, cost))
-        publish = self._intake.one(topic, data, deadline, sharding_id, partition, trace_id, headers)
-        await self._admit(publish.cost, deadline)
+        publish = self._intake.one(topic, data, deadline, sharding_id, partition, trace_id, headers, undecided)
+        await self._admit(publish.cost, deadline, 1)
         return await self._publish(publish)
 
     @overload
@@ -397,7 +405,7 @@ class Producer:
         with self._intake.several(
             self._routes, topic, bodies, deadline, delay, sharding_id, partition, trace_id, headers
         ) as publish:
-            await self._admit(publish.cost, deadline)
+            await self._admit(publish.cost, deadline, len(publish.bodies))
             return await self._publish(publish)
 
     async def dpub(self, topic: str, body: Body, delay: Seconds, *, timeout: Seconds | None = None) -> None:
@@ -421,8 +429,11 @@ class Producer:
         self._sender.take(publish)
         return await waiter
 
-    async def _admit(self, cost: int, deadline: float) -> None:
+    async def _admit(self, cost: int, deadline: float, count: int) -> None:
         """Wait until ``cost`` bytes may be sent.
+
+        Args:
+            count: messages that have failed if they may not.
 
         Raises:
             LocalProtocolError: they never may.
@@ -438,7 +449,11 @@ class Producer:
                 await room
         except TimeoutError:
             self._withdraw(cost, room)
+            self._stats.failed += count
             raise self._admission.late() from self._cause()
+        except PublishRefused:
+            self._stats.failed += count
+            raise
         except asyncio.CancelledError:
             self._withdraw(cost, room)
             raise
@@ -505,10 +520,16 @@ class Producer:
         self._refusals.note(address, error, self._reconnector.listed)
         if error is None:
             log.info("connected to nsqd %s", address)
+            self._failure_log.clear(address)
             return
-        log.warning("cannot publish to nsqd %s: %s", address, error)
+        assert self._loop is not None
+        if self._failure_log.is_new(address, error, self._loop.time()):
+            log.warning("cannot publish to nsqd %s: %s", address, error)
         if self._sender is not None:
             self._sender.note_failure(error)
+
+    def _is_anything_waiting(self) -> bool:
+        return self._sender is not None and self._sender.is_anything_waiting
 
     def _broke(self, error: BaseException) -> None:
         log.error("a connection's task failed", exc_info=error)
@@ -545,6 +566,17 @@ class Producer:
             reason = topology.reason if topology.is_refused else "the nsqlookupd list no nsqd"
             self._note_error(NoNsqd(topic, reason))
         self._learn(topic, topology, is_guess)
+
+    def _silent_lookups(self) -> tuple[str, ...]:
+        return () if self._lookup is None else self._lookup.unanswered
+
+    def _came_late(self, topic: str) -> None:
+        """Go by what an nsqlookupd said of a topic after the others were enough, if that is anything."""
+        assert self._lookup is not None
+        assert self._loop is not None
+        topology = self._lookup.known(topic, self._routes.distrusted(topic, self._loop.time()))
+        if not self._is_closed and (topology.nodes or topology.is_partitioned):
+            self._learn(topic, topology, is_guess=False)
 
     def _learn(self, topic: str, topology: Topology, is_guess: bool) -> None:
         self._routes.learn(topic, topology, is_guess)

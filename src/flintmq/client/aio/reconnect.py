@@ -27,6 +27,7 @@ class Reconnector(Generic[Key]):
         connect: makes a usable connection.
         tried: told of every attempt: None when it succeeded, otherwise why it failed.
         broken: told when a task ended by a mistake of ours.
+        is_wanted: whether something waits for a connection now.
     """
 
     def __init__(
@@ -35,11 +36,12 @@ class Reconnector(Generic[Key]):
         tried: Callable[[Key, FlintError | None], None],
         broken: Callable[[BaseException], None],
         env: Env,
+        is_wanted: Callable[[], bool] = bool,
     ) -> None:
         self._connect = connect
         self._tried = tried
         self._broken = broken
-        self._reconnector: reconnect.Reconnector[Key] = reconnect.Reconnector(self._begin, env)
+        self._reconnector: reconnect.Reconnector[Key] = reconnect.Reconnector(self._begin, env, is_wanted)
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._first_tries: dict[Key, asyncio.Event] = {}
 
@@ -52,6 +54,10 @@ class Reconnector(Generic[Key]):
         """Want these targets from now on, and no others."""
         self._reconnector.start(asyncio.get_running_loop())
         self._reconnector.keep(targets)
+
+    def hasten(self) -> None:
+        """Note that something waits for a connection from now on."""
+        self._reconnector.hasten()
 
     async def all_tried(self) -> None:
         """Wait until every target was tried once."""

@@ -64,6 +64,11 @@ class Discovery:
         self._refresh_at = timers.time() + interval_s
         self._gaps_at = 0.0
 
+    @property
+    def unanswered(self) -> tuple[str, ...]:
+        """The nsqlookupd that are being asked and have not answered yet."""
+        return self._lookup.unanswered
+
     def end(self) -> None:
         """Ask no more."""
         self._lookup.end()

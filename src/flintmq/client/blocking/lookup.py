@@ -4,8 +4,8 @@ Rules of this file:
 
 - All methods are called with the owner's lock held, and so is ``done``.
 - All nsqlookupd are asked at the same time. A question is over when all have answered or failed; or ``PATIENCE_S``
-  after the first answer, or with it when only those are missing that failed the last time; or at its deadline. An
-  answer that comes later is kept for the next question.
+  after the first answer, or with it when only those are missing that failed or hung the last time; or at its deadline.
+  An answer that comes later is kept for the next question.
 - Now and then each is first asked which nsqlookupd there are (``listlookup``); those that are new are asked as well.
 - Those that failed again and again are asked when no other answered, and every few times.
 - What is asked, what is read out of answers, what stands while an nsqlookupd fails:
@@ -14,18 +14,18 @@ Rules of this file:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TypeAlias
 
 from flintmq.client.blocking.thread_pool import ThreadPool
-from flintmq.client.core.discovery import LIST_PATH, Answers, Directory
+from flintmq.client.core.discovery import LIST_PATH, PATIENCE_S, Answers, Directory
 from flintmq.client.core.timers import Timer, Timers
 from flintmq.client.core.topology import Topology
 from flintmq.errors import DiscoveryError
 
-PATIENCE_S = 1.0
 DEADLINE_SLACK_S = 0.5  # each request has the deadline itself; this one is for resolvers that hang
 
 Fetch: TypeAlias = Callable[[str, float], tuple[int, bytes]]
@@ -64,11 +64,17 @@ class Lookup:
         self._lock = lock
         self._told = told
         self._unlisted: dict[str, None] = {}
+        self._asking: Counter[str] = Counter()
 
     @property
     def addresses(self) -> tuple[str, ...]:
         """The nsqlookupd that are asked: the seeds, and those they list."""
         return self._directory.addresses
+
+    @property
+    def unanswered(self) -> tuple[str, ...]:
+        """The nsqlookupd that are being asked and have not answered yet."""
+        return tuple(self._asking)
 
     def end(self) -> None:
         """Ask no more."""
@@ -89,6 +95,7 @@ class Lookup:
     def _ask_these(self, question: _Question, addresses: Iterable[str]) -> None:
         asked = [address for address in addresses if address not in question.missing]
         question.missing.update(dict.fromkeys(asked))
+        self._asking.update(asked)
         for address in asked:
             self._threads.run(partial(self._ask, question, address))
 
@@ -102,6 +109,9 @@ class Lookup:
         with self._lock:
             self._directory.note(address, self._note(question, address, answer))
             question.missing.pop(address, None)
+            self._asking[address] -= 1
+            if not self._asking[address]:
+                del self._asking[address]
             self._judge(question)
             self._told()
 
@@ -162,6 +172,9 @@ class Lookup:
         question.is_over = True
         self._cancel(question)
         if question.is_answered:
+            for address in question.missing:
+                if not self._answers.is_failing(address):
+                    self._answers.note_slow(address)
             question.done(self._answers.topology(question.path, question.distrusted))
         else:
             for address in question.missing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from weakref import WeakKeyDictionary
 
 from flintmq.client.blocking.request_connection import RequestConnection
-from flintmq.client.core.backoff import ReconnectDelay
+from flintmq.client.core.backoff import ReconnectDelay, wanted_s
 
 
 class Pool:
@@ -18,10 +18,11 @@ class Pool:
             forgets its connection.
         opening_count: connections that are being opened.
         retry_at: not to be opened before, after a failure.
+        wanted_at: the same while a call waits for a connection and there is none; not later than ``retry_at``.
         is_tried: opening has succeeded or failed once.
     """
 
-    __slots__ = ("address", "idle", "connections", "opening_count", "retry_at", "is_tried", "_delay")
+    __slots__ = ("address", "idle", "connections", "opening_count", "retry_at", "wanted_at", "is_tried", "_delay")
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -29,6 +30,7 @@ class Pool:
         self.connections: WeakKeyDictionary[RequestConnection, None] = WeakKeyDictionary()
         self.opening_count = 0
         self.retry_at = 0.0
+        self.wanted_at = 0.0
         self.is_tried = False
         self._delay = ReconnectDelay()
 
@@ -42,9 +44,14 @@ class Pool:
         """Whether there is a connection."""
         return len(self.connections) > 0
 
-    def may_open(self, size: int, now: float) -> bool:
-        """Whether one more connection may be opened."""
-        return len(self.connections) + self.opening_count < size and now >= self.retry_at
+    def may_open(self, size: int, now: float, is_wanted: bool = False) -> bool:
+        """Whether one more connection may be opened.
+
+        Args:
+            is_wanted: a call waits for it, and there is no other it could have.
+        """
+        due_at = self.wanted_at if is_wanted else self.retry_at
+        return len(self.connections) + self.opening_count < size and now >= due_at
 
     def add(self, connection: RequestConnection) -> None:
         """Take in a fresh connection."""
@@ -67,8 +74,10 @@ class Pool:
         Args:
             lived_s: how long the connection that was lost had been there.
         """
-        if now >= self.retry_at:
-            self.retry_at = now + self._delay.next_s(chance, lived_s)
+        if now >= self.wanted_at:
+            delay_s = self._delay.next_s(chance, lived_s)
+            self.retry_at = now + delay_s
+            self.wanted_at = now + wanted_s(delay_s, chance)
 
     def close(self) -> None:
         """Close what is free."""

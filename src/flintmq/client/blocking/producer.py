@@ -51,6 +51,7 @@ from flintmq.client.core.publish import (
     closed_error,
     message_cost,
 )
+from flintmq.client.core.reconnect import FailureLog
 from flintmq.client.core.retry import Retry, RetryRules, Verdict
 from flintmq.client.core.routing import Routes
 from flintmq.client.core.sharding import ShardingId
@@ -168,8 +169,15 @@ class Producer:
         self._waiting: dict[str, int] = {}
         self._refusals = Refusals()
         self._rules = RetryRules(
-            self._policy, self._env, self._routes, self._refusals, self._forget_turns, self._writers
+            self._policy,
+            self._env,
+            self._routes,
+            self._refusals,
+            self._forget_turns,
+            self._writers,
+            self._silent_lookups,
         )
+        self._failure_log = FailureLog()
         self._calls: dict[Publish, RequestConnection | None] = {}  # and the connection that each has
         self._stats.bytes_in_flight = 0
         self._last_error: FlintError | None = None
@@ -307,8 +315,10 @@ class Producer:
             if is_plain and topic not in self._intake.traced:
                 return self._publish(Publish(topic, [data], [], deadline, message_cost(data)))
             return self._publish(self._intake.one(topic, data, deadline, sharding_id, partition, trace_id, headers))
-        with self._intake.carried(self._routes, topic, data, headers) as (data, headers):
-            return self._publish(self._intake.one(topic, data, deadline, sharding_id, partition, trace_id, headers))
+        with self._intake.carried(self._routes, topic, data, headers) as (data, headers, undecided):
+            return self._publish(
+                self._intake.one(topic, data, deadline, sharding_id, partition, trace_id, headers, undecided)
+            )
 
     @overload
     def mpub(
@@ -467,6 +477,9 @@ class Producer:
     def _try(self, call: Publish, connection: RequestConnection) -> Published | _NotYet | None:
         """Ask one nsqd once; where another try is due, return when it is."""
         call.sent_at = began = self._time()
+        if call.context is not None:
+            with self._lock:
+                call.settle_context(self._routes.is_extended(call.topic))
         try:
             send = partial(call.send, connection, call.partition)
             if len(self._pools) < 2 and call.writer is None and call.keys is None:  # it could go nowhere else
@@ -695,7 +708,8 @@ class Producer:
         if not is_behind and call.error is None and any(pool.is_up for pool in pools):
             count = sum(len(pool.connections) for pool in pools)
             self._fail(call, Failure("TIMEOUT", f"not sent: all {count} connections are busy, see pool_size"))
-        self._fail(call, self._rules.unsent(call, is_behind, self._last_error))
+        up = [pool.address for pool in pools if pool.is_up]
+        self._fail(call, self._rules.unsent(call, is_behind, self._last_error, up))
 
     def _fail_refused(self, call: Publish) -> None:
         """Fail a call that no nsqd of its topic will ever take."""
@@ -732,6 +746,9 @@ class Producer:
         self._keep(self._routes.addresses())
         self._changed.notify_all()
 
+    def _silent_lookups(self) -> tuple[str, ...]:
+        return () if self._discovery is None else self._discovery.unanswered
+
     def _note_error(self, error: FlintError) -> None:
         self._last_error = error
 
@@ -755,10 +772,12 @@ class Producer:
         if sum(pool.opening_count for pool in pools) >= sum(self._waiting.values()):
             return LOOK_AGAIN_S
         now = self._time()
-        if able := [pool for pool in pools if pool.may_open(self._pool_size, now)]:
+        is_wanted = not any(pool.is_up for pool in pools)
+        if able := [pool for pool in pools if pool.may_open(self._pool_size, now, is_wanted)]:
             self._open(min(able, key=lambda pool: len(pool.connections) + pool.opening_count))
             return LOOK_AGAIN_S
-        return min([LOOK_AGAIN_S, *(pool.retry_at - now for pool in pools if pool.retry_at > now)])
+        due = [pool.wanted_at if is_wanted else pool.retry_at for pool in pools]
+        return min([LOOK_AGAIN_S, *(due_at - now for due_at in due if due_at > now)])
 
     def _open(self, pool: Pool) -> None:
         pool.opening_count += 1
@@ -783,11 +802,13 @@ class Producer:
             self._refusals.note(pool.address, error, self._pools)
             if error is not None:
                 self._last_error = error
-                log.warning("cannot publish to nsqd %s: %s", pool.address, error)
+                if self._failure_log.is_new(pool.address, error, self._time()):
+                    log.warning("cannot publish to nsqd %s: %s", pool.address, error)
                 pool.wait(self._time(), self._env.random.random())
             elif connection is not None:
                 if self._pools.get(pool.address) is pool:
                     log.info("connected to nsqd %s", pool.address)
+                    self._failure_log.clear(pool.address)
                     pool.add(connection)
                 else:
                     connection.close()

@@ -15,6 +15,9 @@ from __future__ import annotations
 
 from enum import Enum
 
+WANTED_MAX_S = 1.0
+"""Longest delay before connecting again while a publish waits for it; go-nsq's producer connects when it publishes."""
+
 LEVEL_MAX = 64  # 2 ** 63 times any base is beyond every maximum
 
 
@@ -115,6 +118,15 @@ class ReconnectDelay:
         delay_s = min(self._max_s, self._base_s * 2.0 ** min(self.failures, LEVEL_MAX))
         self.failures += 1
         return delay_s * (0.5 + 0.5 * chance)
+
+
+def wanted_s(delay_s: float, chance: float) -> float:
+    """Seconds to wait before connecting while a publish waits: ``delay_s``, at most ``WANTED_MAX_S`` with jitter.
+
+    Args:
+        chance: a random number from 0 to 1.
+    """
+    return min(delay_s, WANTED_MAX_S * (0.5 + 0.5 * chance))
 
 
 def jittered_s(interval_s: float, jitter: float, chance: float) -> float:

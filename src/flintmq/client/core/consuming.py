@@ -250,7 +250,7 @@ class Consuming:
                 delivery.failed = partial(self._partition_failed, connection)
             if not self._take_apart(connection, delivery):
                 return
-        if self.settings.opens_envelopes and not (connection.is_extended or connection.is_ordered):
+        if self.settings.opens_envelopes:
             open_delivery(delivery)
         if self.trace:
             where = self.settings.topic, self.settings.channel

@@ -6,7 +6,8 @@ Rules of this file:
 - Which nsqlookupd there are is asked first (``listlookup``); the configured ones stay whatever they say. NSQ's own
   answers 404 and is asked that rarely.
 - All nsqlookupd are asked at the same time and their answers are united (:mod:`flintmq.client.core.topology`).
-- One that fails again and again is asked last (:class:`Directory`).
+- One that fails again and again is asked last (:class:`Directory`). One that hangs holds up no answer of the others for
+  longer than ``PATIENCE_S``, and that once (:meth:`Answers.note_slow`).
 - What an nsqlookupd said last stands while it fails: its outage takes no nsqd away from us.
 
 Source: NSQ's client guide, "Discovery"; Youzan's smart client, "Nsqd discovery service"; both nsqlookupds.
@@ -27,6 +28,9 @@ __all__ = ["Answers", "Directory", "Node", "PollTimes", "Topology", "parse_nodes
 log = logging.getLogger("flintmq.client")
 
 CONCURRENT_MAX = 16  # questions at a time; a producer may have thousands of topics to refresh
+PATIENCE_S = 1.0
+"""So long those that have not answered yet are waited for when one of the others has."""
+
 NODES_PATH = "/nodes"
 LIST_PATH = "/listlookup"
 LISTS_INTERVAL_S = 60.0
@@ -47,6 +51,7 @@ class Answers:
         self.addresses = tuple(addresses)
         self._known: dict[tuple[str, str], Remembered] = {}
         self._failing: dict[str, str] = {}
+        self._slow: dict[str, None] = {}
         self._count = 0
 
     def note(self, address: str, path: str, status: int, body: bytes) -> bool:
@@ -55,6 +60,7 @@ class Answers:
             answer = parse_answer(status, body, is_topic=path != NODES_PATH)
         except DiscoveryError as error:
             return self.note_failure(address, error)
+        self._slow.pop(address, None)
         if self._failing.pop(address, None) is not None:
             log.info("nsqlookupd %s answers again", address)
         self._count += 1
@@ -74,6 +80,7 @@ class Answers:
         An error that no network has is a mistake, of ours or of a ``fetch`` that was given: it is logged with its
         trace.
         """
+        self._slow.pop(address, None)
         if not isinstance(error, OSError | FlintError):
             log.error("asking nsqlookupd %s failed by a mistake: %r", address, error, exc_info=error)
         if address not in self._failing:
@@ -83,9 +90,15 @@ class Answers:
         self._failing[address] = str(error)
         return False
 
+    def note_slow(self, address: str) -> None:
+        """Note that one was waited for long enough, and may still answer; what it said before stands."""
+        while len(self._slow) > ANSWER_COUNT_MAX:
+            del self._slow[next(iter(self._slow))]
+        self._slow[address] = None
+
     def is_failing(self, address: str) -> bool:
-        """Whether there was no answer the last time."""
-        return address in self._failing
+        """Whether there was no answer the last time, or none yet: others are not held up by it."""
+        return address in self._failing or address in self._slow
 
     def union(self, path: str) -> tuple[Node, ...]:
         """Return what all of them list together."""
@@ -102,7 +115,7 @@ class Answers:
 
     def no_answer(self, path: str) -> DiscoveryError:
         """The exception for a question that none of them answered."""
-        reasons = "; ".join(f"{address}: {self._failing.get(address)}" for address in self.addresses)
+        reasons = "; ".join(f"{address}: {self._failing.get(address, 'no answer yet')}" for address in self.addresses)
         return DiscoveryError(f"no nsqlookupd answered {path}: {reasons}")
 
 

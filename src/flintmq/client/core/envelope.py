@@ -9,6 +9,10 @@ Byte picture (big-endian)::
 
 Whoever does not know the envelope is handed it as the body; so both sides of a topic switch it on, consumers first: a
 body without an envelope is passed on as it is. The first byte begins no text in UTF-8 and no JSON.
+
+Where a topic has headers nothing is put into an envelope, except bodies that could be taken for one; but envelopes are
+opened there too: a producer with nsqd addresses alone does not know that a topic has headers, and a topic may get them
+while messages are stored in it. The message's own headers win over those of its envelope.
 """
 
 from __future__ import annotations
@@ -19,8 +23,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from flintmq.errors import LocalProtocolError
-from flintmq.message import HEADERS_SIZE_MAX, JSON
+from flintmq.errors import UNREADABLE_JSON, LocalProtocolError
+from flintmq.message import HEADERS_SIZE_MAX, JSON, NO_HEADERS
 from flintmq.wire.client import Record
 from flintmq.wire.extended import Extension
 
@@ -74,6 +78,19 @@ def open_delivery(delivery: Delivery) -> None:
     extensions = delivery.extensions or {}
     for message_id, extension in opened.items():
         if (known := extensions.get(message_id)) is not None:
-            extension = extension._replace(offset=known.offset, raw_size=known.raw_size)
+            extension = _united(known, extension)
         extensions[message_id] = extension
     delivery.extensions = extensions
+
+
+def _united(own: Extension, opened: Extension) -> Extension:
+    """Fields of a message that had some of its own outside of its envelope."""
+    if own.version == NO_HEADERS or not own.headers:
+        return opened._replace(offset=own.offset, raw_size=own.raw_size)
+    if own.version != JSON:  # a tag, which leaves no room for headers
+        return own
+    try:
+        inner, outer = (msgspec.json.decode(each.headers, type=dict[str, msgspec.Raw]) for each in (opened, own))
+    except UNREADABLE_JSON:
+        return own
+    return own._replace(headers=msgspec.json.encode({**inner, **outer}))

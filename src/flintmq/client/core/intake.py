@@ -1,6 +1,10 @@
 """Calls to a producer: checked, and made a :class:`Publish`.
 
-Rules of this file: nothing is sent and nothing waits here; what is wrong is raised before anything is sent.
+Rules of this file:
+
+- Nothing is sent and nothing waits here; what is wrong is raised before anything is sent.
+- The context of a span goes in headers where the call passes some or the topic is known to have them. While nothing is
+  known of a topic, the publish takes the context along, and it is decided when it is sent (:class:`.publish.Context`).
 """
 
 from __future__ import annotations
@@ -9,15 +13,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
-from flintmq.client.core.envelope import wrap
 from flintmq.client.core.once import NOT_TRACED, Writers, check_not_delayed
 from flintmq.client.core.publish import (
     Body,
+    Context,
     Publish,
     check_topic,
     checked_bodies,
     checked_trace_ids,
     headers_of_all,
+    in_envelopes,
     message_cost,
     messages_cost,
     with_carried,
@@ -29,6 +34,9 @@ from flintmq.env import Env
 from flintmq.errors import OptionError
 
 AnyHeaders = Mapping[str, object] | Sequence[Mapping[str, object]]
+
+ENVELOPE_SIZE = 6
+"""Bytes of an envelope beside its headers."""
 
 
 class Telemetry(Protocol):
@@ -103,8 +111,12 @@ class Intake:
         partition: int | None,
         trace_id: int | None,
         headers: Mapping[str, object] | None,
+        undecided: Mapping[str, str] | None = None,
     ) -> Publish:
         """One message.
+
+        Args:
+            undecided: headers with the context of a span, of which it is decided later how they go with the message.
 
         Raises:
             OptionError, LocalProtocolError, TypeError: it cannot be published like this.
@@ -112,7 +124,10 @@ class Intake:
         publish = Publish(topic, [data], [], deadline, message_cost(data))
         self._place(publish, sharding_id, partition)
         self._add(publish, None if trace_id is None else [trace_id], None if headers is None else [headers])
-        publish.is_gathered = self._is_gathered and publish.trace_ids is None and publish.headers is None
+        if undecided is not None:
+            self._take_along(publish, undecided)
+        is_bare = publish.trace_ids is None and publish.headers is None and publish.context is None
+        publish.is_gathered = self._is_gathered and is_bare
         return publish
 
     @contextmanager
@@ -137,37 +152,66 @@ class Intake:
         data = checked_bodies(bodies)
         defer_ms = None if delay is None else milliseconds(delay, "delay", 0, DELAY_MAX_S)
         check_not_delayed(delay, trace_id=trace_id, headers=headers)
-        with self._span(routes, topic, data) as (enveloped, carried):
-            publish = Publish(topic, enveloped, [], deadline, messages_cost(enveloped), defer_ms=defer_ms)
+        with self._span(topic, data) as carried:
+            data, headers, undecided = self._carry(routes, topic, data, headers, carried)
+            publish = Publish(topic, data, [], deadline, messages_cost(data), defer_ms=defer_ms)
             self._place(publish, sharding_id, partition)
             if defer_ms is None:
-                self._add(publish, trace_id, with_carried(headers, carried) if carried else headers)
+                self._add(publish, trace_id, headers)
+            if undecided is not None:
+                self._take_along(publish, undecided)
             yield publish
 
     @contextmanager
     def carried(
         self, routes: Routes, topic: str, data: bytes, headers: Mapping[str, object] | None
-    ) -> Iterator[tuple[bytes, Mapping[str, object] | None]]:
-        """A span around the publish of one message; yields body and headers, one of which carries its context."""
+    ) -> Iterator[tuple[bytes, Mapping[str, object] | None, Mapping[str, str] | None]]:
+        """A span around the publish of one message.
+
+        Yields:
+            Body and headers, with the span's context if it can go with them; and that context where it is not known yet
+            how it goes with the message.
+        """
         assert self.telemetry is not None
         with self.telemetry.publishing(topic, 1, len(data)) as carried:
-            if routes.is_extended(topic):
-                headers = {**(headers or {}), **carried}
-            elif self.telemetry.has_envelope:
-                data = wrap(carried, data)
-            yield data, headers
+            (body,), found, undecided = self._carry(routes, topic, [data], headers, carried)
+            assert found is None or isinstance(found, Mapping)
+            yield body, found, undecided
 
     @contextmanager
-    def _span(self, routes: Routes, topic: str, bodies: list[bytes]) -> Iterator[tuple[list[bytes], dict[str, str]]]:
-        """A span around a publish, if that is wanted; yields bodies and headers that carry its context, if they can."""
+    def _span(self, topic: str, bodies: list[bytes]) -> Iterator[dict[str, str]]:
+        """A span around a publish, if that is wanted; yields the headers that carry its context."""
         if self.telemetry is None:
-            yield bodies, {}
+            yield {}
             return
         with self.telemetry.publishing(topic, len(bodies), sum(map(len, bodies))) as carried:
-            if routes.is_extended(topic):  # an envelope would be taken for the body there
-                yield bodies, carried
-            else:
-                yield [wrap(carried, body) for body in bodies] if self.telemetry.has_envelope else bodies, {}
+            yield carried
+
+    def _carry(
+        self,
+        routes: Routes,
+        topic: str,
+        bodies: list[bytes],
+        headers: AnyHeaders | None,
+        carried: Mapping[str, str],
+    ) -> tuple[list[bytes], AnyHeaders | None, Mapping[str, str] | None]:
+        """Put the context of a span into headers or envelopes; it is returned where that cannot be decided yet."""
+        has_envelope = self.telemetry is not None and self.telemetry.has_envelope
+        has_headers = headers is not None or routes.is_extended(topic)
+        if carried and not has_headers and not routes.decides_headers(topic):
+            return bodies, None, carried
+        if has_envelope:
+            bodies = in_envelopes({} if has_headers else carried, bodies)
+        return bodies, with_carried(headers, carried) if carried and has_headers else headers, None
+
+    def _take_along(self, publish: Publish, values: Mapping[str, str]) -> None:
+        """Have a publish find out, when it is sent, how the context of its span goes with the messages."""
+        assert self.telemetry is not None
+        count = len(publish.bodies)
+        headers = headers_of_all(values, count, publish.trace_ids)
+        publish.cost += sum(map(len, headers)) + ENVELOPE_SIZE * count
+        is_delayed = publish.defer_ms is not None
+        publish.context = Context(values, None if is_delayed else headers, self.telemetry.has_envelope)
 
     def _place(self, publish: Publish, sharding_id: ShardingId | None, partition: int | None) -> None:
         """Note where a publish must go, if that is not all the same."""

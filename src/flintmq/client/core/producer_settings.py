@@ -10,6 +10,7 @@ from flintmq.client.core.once import Writers
 from flintmq.client.core.publish import TRIES_MAX
 from flintmq.client.core.retry import Policy
 from flintmq.client.options import (
+    SOURCE,
     ConnectionOptions,
     Seconds,
     addresses,
@@ -24,13 +25,14 @@ from flintmq.client.options import (
     whole,
 )
 from flintmq.env import Env
+from flintmq.errors import OptionError
 
 
 class ProducerOptions(TypedDict, total=False):
     """Options that few producers set; keyword arguments of both. All durations are seconds or a timedelta.
 
     Attributes:
-        producer_id: what nsqd knows an idempotent producer by begins with it.
+        producer_id: what nsqd knows an idempotent producer by begins with it; only with ``idempotent=True``.
         max_tries: how often a publish may be refused with an error that can pass; where a partition's leader has only
             moved, it is tried until its deadline; 3.
         sharding: from a sharding id to a partition: ``murmur3`` as Youzan's Go client, ``java``, or ``mod``. All
@@ -84,7 +86,7 @@ class ProducerSettings:
         producer_id: None: the producer is not idempotent.
 
     Raises:
-        OptionError: an argument is out of range.
+        OptionError: an argument is out of range, or means nothing without another one.
         TypeError: there is no such argument.
     """
 
@@ -112,6 +114,8 @@ class ProducerSettings:
         self.lookup_timeout_s = seconds(rest["lookup_timeout"], "lookup_timeout", 0.01, 3600)
         self.lookup_interval_s = seconds(rest["lookup_interval"], "lookup_interval", 0.01)
         self.producer_id = rest["producer_id"] if switch(idempotent, "idempotent") else None
+        if self.producer_id is None and rest["producer_id"] != "":
+            raise OptionError("producer_id", rest["producer_id"], "only together with idempotent=True", SOURCE)
         self.policy = Policy(
             seconds(timeout, "timeout", 0.001),
             switch(retry_unknown, "retry_unknown"),

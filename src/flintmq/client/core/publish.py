@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
 
 from flintmq.client.core.backoff import jittered_s
 from flintmq.client.core.bodies import encoded, is_model
+from flintmq.client.core.envelope import wrap
 from flintmq.client.options import SOURCE, whole
 from flintmq.errors import (
     FlintError,
@@ -139,6 +140,21 @@ class Published:
     raw_size: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Headers that carry the context of a span, as long as it is not known whether the topic has headers.
+
+    Attributes:
+        values: names and values, for envelopes.
+        headers: JSON objects with them, one for each body; None: no header can go with these messages.
+        has_envelope: they go in an envelope where the topic has no headers.
+    """
+
+    values: Mapping[str, str]
+    headers: list[bytes] | None
+    has_envelope: bool
+
+
 class Publish:
     """One or more messages to one topic that travel as one command.
 
@@ -158,6 +174,7 @@ class Publish:
         trace_ids: one for each body: they are sent traced where there are partitions.
         is_trace_asked: its waiter wants to know where it was stored.
         headers: JSON objects, one for each body.
+        context: that of a span, until it is known how it goes with the messages; see :meth:`settle_context`.
         needs_partition: it can be published only where there are partitions.
         writer: that it is published with, if that is to be idempotent; until its outcome is known it goes nowhere else.
         learned_count: lookups of its topic that had said something when its partition was none of those known;
@@ -177,6 +194,7 @@ class Publish:
     trace_ids: list[int] | None = None
     is_trace_asked = False
     headers: list[bytes] | None = None
+    context: Context | None = None
     needs_partition = False
     writer: Writer | None = None
     is_out_of_sequence = False
@@ -267,6 +285,20 @@ class Publish:
         self.waiters = [self.waiters[index] for index in kept]
         self.keys = [self.keys[index] for index in kept]
         return part
+
+    def settle_context(self, is_extended: bool) -> None:
+        """Have the context of its span go in headers or in envelopes, for good; without either it is left out.
+
+        Args:
+            is_extended: messages of its topic may carry headers.
+        """
+        context, self.context = self.context, None
+        if context is None:
+            return
+        if is_extended:
+            self.headers = context.headers
+        if context.has_envelope:
+            self.bodies = in_envelopes({} if is_extended else context.values, self.bodies)
 
     def send(self, connection: Carrier, partition: int | None, answered: Answered) -> None:
         """Put it on a connection, to this partition if it names one."""
@@ -510,6 +542,15 @@ def with_carried(
     if headers is None or isinstance(headers, Mapping):
         return {**(headers or {}), **carried}
     return [{**each, **carried} for each in headers]
+
+
+def in_envelopes(values: Mapping[str, str], bodies: Sequence[bytes]) -> list[bytes]:
+    """Bodies in envelopes with these headers; without any only what could be taken for an envelope is in one.
+
+    Raises:
+        LocalProtocolError: the headers are too large.
+    """
+    return [wrap(values, body) for body in bodies]
 
 
 def _check_count(option: str, found: int, count: int) -> None:

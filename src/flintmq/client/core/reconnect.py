@@ -2,8 +2,13 @@
 
 A target is an address, or a partition on an address (:class:`flintmq.client.core.routing.Target`): one connection each.
 
-Rules of this file: the first attempt after a loss comes within 1 s, later ones less and less often, with jitter; a
-target that is no longer listed stays connected as long as its connection holds, and is not tried again after that.
+Rules of this file:
+
+- The first attempt after a loss comes within 1 s, later ones less and less often, with jitter.
+- While something waits for a connection (a publish), attempts come within 1 s of each other, however often they failed;
+  what begins to wait later has the next one 1 s after the last one at the latest, so at once most often.
+- A target that is no longer listed stays connected as long as its connection holds, and is not tried again after that.
+- A failure is told at length once; while it stays the same only now and then (:class:`FailureLog`).
 """
 
 from __future__ import annotations
@@ -11,9 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
-from flintmq.client.core.backoff import ReconnectDelay
-from flintmq.client.core.timers import Timers
+from flintmq.client.core.backoff import ReconnectDelay, wanted_s
+from flintmq.client.core.timers import Timer, Timers
 from flintmq.env import Env
+from flintmq.errors import FlintError
+
+TOLD_EVERY_S = 15.0
+TOLD_COUNT_MAX = 10_000
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -23,17 +32,19 @@ class Reconnector(Generic[Key]):
 
     Args:
         connect: begins to connect to a target; :meth:`opened` or :meth:`failed` is to follow.
+        is_wanted: whether something waits for a connection now.
 
     Attributes:
         listed: what is wanted now.
         is_stopped: nothing is connected any more.
     """
 
-    def __init__(self, connect: Callable[[Key], object], env: Env) -> None:
+    def __init__(self, connect: Callable[[Key], object], env: Env, is_wanted: Callable[[], bool] = bool) -> None:
         self.listed: tuple[Key, ...] = ()
         self.is_stopped = False
         self._connect = connect
         self._env = env
+        self._is_wanted = is_wanted
         self._timers: Timers | None = None
         self._states: dict[Key, _State[Key]] = {}
 
@@ -86,6 +97,16 @@ class Reconnector(Generic[Key]):
         else:
             self._try_later(state, lived_s)
 
+    def hasten(self) -> None:
+        """Note that something waits for a connection from now on."""
+        assert self._timers is not None
+        now = self._timers.time()
+        for state in [*self._states.values()]:
+            if state.timer is not None and not state.is_busy and state.wanted_at < state.due_at:
+                state.timer.cancel()
+                state.due_at = max(now, state.wanted_at)
+                state.timer = self._timers.call_at(state.due_at, self._try, state)
+
     def forget(self, target: Key) -> None:
         """Note that connecting to a target has ended by a mistake of ours: it is tried again when it is listed anew."""
         self._states.pop(target, None)
@@ -100,9 +121,15 @@ class Reconnector(Generic[Key]):
         if self.is_stopped:
             return
         assert self._timers is not None
-        self._timers.call_later(state.delay.next_s(self._env.random.random(), lived_s), self._try, state)
+        chance = self._env.random.random()
+        delay_s = state.delay.next_s(chance, lived_s)
+        now = self._timers.time()
+        state.wanted_at = now + wanted_s(delay_s, chance)
+        state.due_at = state.wanted_at if self._is_wanted() else now + delay_s
+        state.timer = self._timers.call_at(state.due_at, self._try, state)
 
     def _try(self, state: _State[Key]) -> None:
+        state.timer = None
         if self.is_stopped or self._states.get(state.target) is not state or state.is_busy:
             return
         if state.target not in self.listed:
@@ -117,12 +144,43 @@ class _State(Generic[Key]):
 
     Attributes:
         is_busy: it is being connected, or is connected.
+        timer: tries it at ``due_at``; None: nothing is planned.
+        wanted_at: when it may be tried if something waits for it.
     """
 
-    __slots__ = ("target", "delay", "is_busy", "was_tried")
+    __slots__ = ("target", "delay", "is_busy", "was_tried", "timer", "due_at", "wanted_at")
 
     def __init__(self, target: Key) -> None:
         self.target = target
         self.delay = ReconnectDelay()
         self.is_busy = False
         self.was_tried = False
+        self.timer: Timer | None = None
+        self.due_at = 0.0
+        self.wanted_at = 0.0
+
+
+class FailureLog:
+    """Says which failures to connect are worth a line: new ones, and every ``TOLD_EVERY_S`` those that last."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, tuple[str, float]] = {}
+
+    def is_new(self, address: str, error: FlintError, now: float) -> bool:
+        """Whether a failure is to be told.
+
+        Args:
+            now: seconds on the owner's clock.
+        """
+        text, told_at = self._told.get(address, ("", 0.0))
+        if text == str(error) and now < told_at + TOLD_EVERY_S:
+            return False
+        self._told.pop(address, None)
+        self._told[address] = str(error), now
+        while len(self._told) > TOLD_COUNT_MAX:
+            del self._told[next(iter(self._told))]
+        return True
+
+    def clear(self, address: str) -> None:
+        """Note that an nsqd is connected."""
+        self._told.pop(address, None)

@@ -17,7 +17,7 @@ No clock, no IO; chance comes as ``env.random``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -41,8 +41,10 @@ from flintmq.client.core.publish import (
 from flintmq.client.core.routing import Routes
 from flintmq.client.security import Refusals
 from flintmq.env import Env
-from flintmq.errors import ConnectionFailed, FlintError, NoNsqd, NsqdError, RemoteProtocolError
+from flintmq.errors import ConnectionFailed, DiscoveryError, FlintError, NoNsqd, NsqdError, RemoteProtocolError
 from flintmq.wire.codes import LED_ELSEWHERE_CODES, MOVED_CODES
+
+NAMED_MAX = 3  # addresses that an error names
 
 _cached_partition = lru_cache(maxsize=8192, typed=True)(sharding.partition_of)
 
@@ -111,6 +113,7 @@ class RetryRules:
     Args:
         moved: told the topic of which an nsqd is not the one to publish to, when the routes know it.
         writers: to publish idempotently with; None: not so.
+        unanswered: the nsqlookupd that are being asked and have not answered yet.
     """
 
     def __init__(
@@ -121,6 +124,7 @@ class RetryRules:
         refusals: Refusals,
         moved: Callable[[str], object],
         writers: Writers | None = None,
+        unanswered: Callable[[], Iterable[str]] = tuple,
     ) -> None:
         self._policy = policy
         self._env = env
@@ -128,6 +132,7 @@ class RetryRules:
         self._refusals = refusals
         self._moved = moved
         self._writers = writers
+        self._unanswered = unanswered
 
     # --- answers ---
 
@@ -190,12 +195,15 @@ class RetryRules:
         publish.is_unknown = True
         return Failure("TIMEOUT", f"no answer within {waited_s:.3g} s", address)
 
-    def unsent(self, publish: Publish, is_behind: bool, last_error: FlintError | None) -> Failure:
+    def unsent(
+        self, publish: Publish, is_behind: bool, last_error: FlintError | None, up: Collection[str] = ()
+    ) -> Failure:
         """Its deadline has come, and it was not under way.
 
         Args:
             is_behind: earlier ones to its partition were.
             last_error: why something else could not be done.
+            up: ``host:port`` of every nsqd that is connected.
         """
         partition = publish.partition if publish.keys is not None else None
         if is_behind:
@@ -205,8 +213,20 @@ class RetryRules:
         if publish.needs_partition and self._policy.has_lookup and not has_leader:
             publish.error = publish.error or last_error
             return Failure("PARTITION_UNAVAILABLE", self._routes.why_not(publish.topic, partition))
-        publish.error = publish.error or last_error or NoNsqd(publish.topic, "nothing is known of any nsqd")
+        if not isinstance(last_error, DiscoveryError) and not self._routes.targets(publish.topic):
+            last_error = None  # it is about an nsqd of another topic
+        publish.error = publish.error or last_error or NoNsqd(publish.topic, self._why_none(publish.topic, up))
         return Failure("TIMEOUT", f"no nsqd took it in time: {publish.error}")
+
+    def _why_none(self, topic: str, up: Collection[str]) -> str:
+        """Say whom a publish to a topic waited for, where nothing has failed."""
+        wanted = dict.fromkeys(target.address for target in self._routes.targets(topic))
+        if not wanted:
+            asked = _listed(self._unanswered())
+            return f"nothing is known of any nsqd{f', and there is no answer yet of {asked}' if asked else ''}"
+        if missing := [address for address in wanted if address not in up]:
+            return f"connecting to {_listed(missing)} takes long"
+        return f"{_listed(wanted)} had enough to do with earlier ones"
 
     # --- what will never be ---
 
@@ -273,3 +293,10 @@ class RetryRules:
         self._writers.release(writer, stored_count, is_open or publish.is_out_of_sequence)
         publish.is_out_of_sequence = False
         return True
+
+
+def _listed(addresses: Iterable[str]) -> str:
+    """Name some addresses, and say how many more there are."""
+    known = [*addresses]
+    more = len(known) - NAMED_MAX
+    return ", ".join(known[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")

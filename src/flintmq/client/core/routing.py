@@ -229,6 +229,14 @@ class Routes:
         route = self._routes.get(topic)
         return route is not None and route.topology.is_extended
 
+    def decides_headers(self, topic: str) -> bool:
+        """Whether it will not be known better than now if messages of a topic may carry headers, when one is sent.
+
+        With the addresses of nsqd alone nobody ever says so.
+        """
+        route = self._routes.get(topic)
+        return bool(self._nsqd) or (route is not None and (not route.is_guess or bool(route.topology.nodes)))
+
     def has_headers(self, topic: str) -> bool:
         """Whether messages of a topic may carry headers; True while nobody said otherwise."""
         route = self._routes.get(topic)

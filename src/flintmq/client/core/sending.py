@@ -61,6 +61,8 @@ class Sender:
         look_up: refreshes what is known of a topic.
         is_traced: whether a topic is traced now.
         writers: to publish idempotently with; None: not so.
+        unanswered: the nsqlookupd that are being asked and have not answered yet.
+        hasten: called when something begins to wait for an nsqd that is not connected.
 
     Attributes:
         unfinished: what has not ended.
@@ -79,7 +81,9 @@ class Sender:
         stats: ProducerStats,
         look_up: Callable[[str], None],
         is_traced: Callable[[str], bool],
-        writers: Writers | None = None,
+        writers: Writers | None,
+        unanswered: Callable[[], Iterable[str]],
+        hasten: Callable[[], object],
     ) -> None:
         self.unfinished: dict[Publish, None] = {}
         self.last_error: FlintError | None = None
@@ -94,7 +98,8 @@ class Sender:
         self._look_up = look_up
         self._is_traced = is_traced
         self._writers = writers
-        self._rules = RetryRules(policy, env, routes, refusals, self._forget_turns, writers)
+        self._hasten = hasten
+        self._rules = RetryRules(policy, env, routes, refusals, self._forget_turns, writers, unanswered)
         self._short: dict[str, dict[Publish, None]] = {}  # what waits for a writer, by topic
         self._up: dict[str, Carrier] = {}
         self._turns: dict[str, Turns] = {}
@@ -120,6 +125,11 @@ class Sender:
         yield from dict.fromkeys(publish.topic for publish in self._parked)
         yield from self._unresolved
         yield from dict.fromkeys(lane.topic for lane in self._lanes.values() if lane.is_stuck)
+
+    @property
+    def is_anything_waiting(self) -> bool:
+        """Whether something waits until more is known, or connected."""
+        return bool(self._parked or self._unresolved) or any(lane.is_stuck for lane in self._lanes.values())
 
     def join(self, connection: Carrier) -> None:
         """Use a new connection."""
@@ -258,9 +268,12 @@ class Sender:
                 self._wait_for_writer(publish)
                 return
         if place is None:
+            is_first = not self._parked
             self._parked[publish] = None
             if self._fail_refused(publish):
                 return
+            if is_first:
+                self._hasten()
             if not self._routes.knows(publish.topic):
                 self._look_up(publish.topic)
             return
@@ -271,6 +284,8 @@ class Sender:
             place.connection.flush_soon()
 
     def _send(self, publish: Publish, place: Place, now: float | None = None) -> None:
+        if publish.context is not None:
+            publish.settle_context(self._routes.is_extended(publish.topic))
         publish.sent_at = self._timers.time() if now is None else now
         connection = place.connection
         way = self._on_the_way.get(connection)
@@ -464,6 +479,7 @@ class Sender:
                 if not lane.is_stuck:
                     lane.is_stuck = True
                     self._look_up(lane.topic)
+                    self._hasten()
                 return
         if lane.is_empty:
             self._lanes.pop((lane.topic, lane.partition), None)
@@ -580,7 +596,7 @@ class Sender:
         if connection is None:
             lane = self._lane_of(publish)
             is_behind = lane is not None and lane.current is not None
-            self._fail(publish, self._rules.unsent(publish, is_behind, self.last_error))
+            self._fail(publish, self._rules.unsent(publish, is_behind, self.last_error, self._up))
             return
         waited_s = self._timers.time() - publish.sent_at
         self._fail(publish, self._rules.late(publish, connection.address, waited_s))

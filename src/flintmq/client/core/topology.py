@@ -26,8 +26,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from flintmq.client.options import join_address
-from flintmq.errors import UNREADABLE_JSON, DiscoveryError
+from flintmq.client.options import join_address, split_address
+from flintmq.errors import UNREADABLE_JSON, DiscoveryError, OptionError
 
 NODE_COUNT_MAX = 10_000
 PARTITION_COUNT_MAX = 1024  # as many as an internal id can tell apart
@@ -239,7 +239,12 @@ def _opened(status: int, body: bytes) -> tuple[int, str, bytes]:
 
 
 def _is_usable(node: Node) -> bool:
-    return bool(node.broadcast_address) and 0 < node.tcp_port < 65536
+    """Whether it can be connected to at all: anybody may register under any name."""
+    try:
+        split_address(node.address)
+    except OptionError:
+        return False
+    return True
 
 
 # -- uniting -----------------------------------------------------------------------------------------------------------

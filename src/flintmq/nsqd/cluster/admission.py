@@ -7,10 +7,10 @@ Source: docs/decisions/0017, 0018.
 
 from __future__ import annotations
 
+from flintmq.addresses import format_address
 from flintmq.broker.broker import Broker
 from flintmq.broker.partition import Ended, Partition
 from flintmq.cluster.view import View
-from flintmq.net.address import format_address
 from flintmq.nsqd import partitions
 from flintmq.nsqd.client import Client
 from flintmq.nsqd.cluster.led import Led

@@ -32,12 +32,13 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+from flintmq.addresses import format_address
 from flintmq.cluster.leading import STALL_NS
 from flintmq.cluster.link import FollowerLink, FollowerOwner, LeaderLink, Piece
 from flintmq.cluster.state import LAG_NS_MAX, NodeRecord
 from flintmq.env import Env
 from flintmq.errors import FlintError
-from flintmq.net.address import format_address, format_peer
+from flintmq.net.address import format_peer
 from flintmq.net.listen import Listener, listen
 from flintmq.net.tasks import kept_up
 from flintmq.net.tls import TlsSetupError

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 
+from flintmq.addresses import format_address
 from flintmq.broker.replica import Replica
 from flintmq.cluster.following import Following
 from flintmq.cluster.leading import Follower, Leading
@@ -189,7 +190,7 @@ def _follower(
     acked = max(follower.acked, start)
     return FollowerFigures(
         node=follower.node,
-        host="" if record is None else f"{record.host}:{record.tcp_port}",
+        host="" if record is None else format_address(record.host, record.tcp_port),
         is_in_sync=is_in_sync,
         is_connected=is_connected,
         is_catching_up=is_connected and not is_in_sync,

@@ -1,10 +1,10 @@
 """From a command line to clients: producers, consumers, questions over HTTP, all with the same addresses and secrets.
 
 Rules of this file: a secret is read where it is used and shown nowhere; of several nsqd that are asked, one that does
-not answer is told on stderr and hides no other; it is remembered, so that a change that is not done everywhere never
-ends with 0; clients are imported by who needs them, so that ``flintmq pub`` starts quickly. Anybody can register
-with nsqlookupd's TCP port: where that is asked over HTTPS, or an option says how TLS is spoken, an nsqd that it names
-is shown the token over TLS only.
+not answer is told on stderr and hides no other, nor does one that nsqlookupd names by what is no address; it is
+remembered, so that a change that is not done everywhere never ends with 0; clients are imported by who needs them, so
+that ``flintmq pub`` starts quickly. Anybody can register with nsqlookupd's TCP port: where that is asked over HTTPS, or
+an option says how TLS is spoken, an nsqd that it names is shown the token over TLS only.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from flintmq.client.options import ConnectionOptions
-from flintmq.errors import ConnectionFailed, FlintError
+from flintmq.client.options import ConnectionOptions, http_addresses, join_address, tcp_addresses
+from flintmq.errors import ConnectionFailed, FlintError, OptionError
 from flintmq.tools.secret import secret_of
 from flintmq.tools.shell.arguments import HOST, LOOKUPD_HTTP_PORT, NSQD_TCP_PORT, split_host
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 ASKED_AT_ONCE_MAX = 16
+SHOWN_SIZE_MAX = 100
+"""Characters of a name that anybody may have made up."""
 
 
 class NothingThere(FlintError):
@@ -65,6 +67,24 @@ class NotInClear(FlintError):
             f"nsqd {self.address.removeprefix('http://')} asks for a token over plain HTTP, and an nsqd that "
             "nsqlookupd names gets it over TLS only; in place of --lookupd, --nsqd-http=https://HOST:PORT asks its "
             f"HTTPS port, and --nsqd-http={self.address} shows it the token in clear"
+        )
+
+
+class NotAnAddress(FlintError):
+    """An nsqd has registered with nsqlookupd under an address that nobody can connect to.
+
+    Args:
+        address: of it, ``host:port``.
+    """
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.address = address
+
+    def __str__(self) -> str:
+        return (
+            f"nsqd {self.address[:SHOWN_SIZE_MAX]!r}, as nsqlookupd names it, is not asked: that is not an address; "
+            "its --broadcast-address has to be a name or an IP address"
         )
 
 
@@ -122,6 +142,7 @@ class Link:
         self._told: set[str] = set()
         self.failed: dict[str, None] = {}
         self._silent: dict[str, None] = {}  # nsqlookupd that did not say who is concerned
+        self._unusable: dict[str, None] = {}  # what nsqlookupd calls nsqd, and is no address
 
     @cached_property
     def options(self) -> ConnectionOptions:
@@ -200,7 +221,13 @@ class Link:
         return self.given.nsqd_http or [f"{host}:{port + 1}" for host, port in self._nsqd]
 
     def _found(self, topic: str | None) -> list[tuple[str, str]]:
-        """Return TCP and HTTP addresses."""
+        """Return TCP and HTTP addresses; a node that has none that can be used is told, and hides no other.
+
+        Raises:
+            NothingThere: nsqlookupd knows none.
+            NotAnAddress: of those that it knows none can be used; that of the first.
+            ConnectionFailed: no nsqlookupd answers.
+        """
 
         def ask(admin: LookupdAdmin) -> list[Any]:
             if topic is None:
@@ -211,15 +238,22 @@ class Link:
         asked = self.lookups()
         answers = self.each(asked, ask)
         self._silent |= {each.address: None for each in asked if each.address in self.failed}
-        found = [
-            (f"{node.broadcast_address}:{node.tcp_port}", f"{node.broadcast_address}:{node.http_port}")
-            for _, nodes in answers
-            for node in nodes
-        ]
+        found: set[tuple[str, str]] = set()
+        unusable: dict[str, NotAnAddress] = {}
+        for node in (node for _, nodes in answers for node in nodes):
+            try:
+                found.add(_addresses_of(node.broadcast_address, node.tcp_port, node.http_port))
+            except NotAnAddress as error:
+                unusable.setdefault(error.address, error)
         if not found:
+            if unusable:
+                raise next(iter(unusable.values()))
             what = "no nsqd at all" if topic is None else f"no nsqd with topic {topic}"
             raise NothingThere(f"nsqlookupd {', '.join(self.lookupd)} knows {what}")
-        return sorted(set(found))
+        for address, why in unusable.items():
+            self._unusable[address] = None
+            self.note_failed(address, why)
+        return sorted(found)
 
     def each(
         self, admins: Sequence[Any], ask: Callable[[Any], Value], missing: str = "", cannot: str = ""
@@ -267,10 +301,13 @@ class Link:
     @property
     def unasked(self) -> str:
         """Return whom a change could not be asked of, behind the words that say what was done; empty: nobody."""
-        if not self._silent:
-            return ""
-        count = f"{len(self._silent)} of {len(self.lookupd)}"
-        return f"; {count} nsqlookupd did not answer, so nsqd that no other knows were not asked"
+        found = ""
+        if self._silent:
+            count = f"{len(self._silent)} of {len(self.lookupd)}"
+            found = f"; {count} nsqlookupd did not answer, so nsqd that no other knows were not asked"
+        if self._unusable:
+            found += f"; {len(self._unusable)} nsqd without an address that can be used: not asked"
+        return found
 
     @property
     def exit_code(self) -> int:
@@ -364,6 +401,28 @@ class Link:
         if text not in self._told:
             self._told.add(text)
             sys.stderr.write(f"flintmq {self.given.command}: {text}\n")
+
+
+def _addresses_of(host: str, tcp_port: int, http_port: int) -> tuple[str, str]:
+    """Return the TCP and the HTTP address of an nsqd.
+
+    Raises:
+        NotAnAddress: clients take one of them for none.
+    """
+    from flintmq.client.admin.question import base_url
+
+    tcp, http = join_address(host, tcp_port), join_address(host, http_port)
+    checks: tuple[tuple[str, Callable[[str], object]], ...] = (
+        (tcp, tcp_addresses),
+        (http, http_addresses),
+        (http, lambda address: base_url(address, "nsqd")),
+    )
+    for address, check in checks:
+        try:
+            check(address)
+        except OptionError:
+            raise NotAnAddress(address) from None
+    return tcp, http
 
 
 class Unreachable(ConnectionFailed):

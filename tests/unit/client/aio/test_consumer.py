@@ -148,3 +148,12 @@ def test_a_failing_poller_is_no_silent_end(monkeypatch):
                 pass
 
     run(scenario)
+
+
+def test_an_nsqd_that_does_not_confirm_the_end_is_told_with_the_reason(caplog):
+    async def scenario(world):
+        async with world.consumer():
+            world.sim.node("a").pause()
+        assert "nsqd a:4150 did not confirm the end of the subscription: no answer within 2 s" in caplog.text
+
+    run(scenario)

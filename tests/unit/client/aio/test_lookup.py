@@ -12,8 +12,8 @@ import pytest
 from tests.sim.loop import Simulation
 from tests.unit.client.lookup_answers import bare, node
 
-from flintmq.client.aio.lookup import Lookup
-from flintmq.client.core.discovery import DEMOTED_AFTER, DEMOTED_EVERY
+from flintmq.client.aio.lookup import UNANSWERED_MAX, Lookup
+from flintmq.client.core.discovery import DEMOTED_AFTER, DEMOTED_EVERY, PATIENCE_S
 from flintmq.errors import DiscoveryError
 
 A, B = "http://a:4161", "http://b:4161"
@@ -211,3 +211,120 @@ async def test_a_failing_one_is_asked_at_once_when_no_other_answers(lookup, fetc
     fetch.answers = {A: (200, bare(node("n2"))), B: OSError("refused")}
     for _ in range(3):
         assert addresses(await lookup.topic("t")) == ["n2:4150"]
+
+
+# --- one that hangs ---
+
+TIMEOUT_S = 5.0
+GRACE_S = 0.1
+
+
+class HangingFetch(FakeFetch):
+    """Addresses in ``hanging`` answer ``after_s`` later, or fail with the timeout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hanging: dict[str, float] = {}
+
+    async def __call__(self, url: str, timeout_s: float) -> tuple[int, bytes]:
+        address = url.partition("?")[0].rpartition("/")[0]
+        if (after_s := self.hanging.get(address)) is not None:
+            await asyncio.sleep(min(after_s, timeout_s))
+            if after_s > timeout_s:
+                self.asked.append(url)
+                raise TimeoutError(f"no answer within {timeout_s:g} s")
+        return await super().__call__(url, timeout_s)
+
+
+def play(scenario) -> None:
+    fetch = HangingFetch()
+    fetch.answers = {A: (200, bare(node("n1"))), B: (200, bare(node("n2")))}
+    with Simulation(0) as sim:
+        sim.run(scenario(fetch))
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def test_one_that_hangs_holds_up_the_first_answer_for_a_second_and_later_ones_not_at_all():
+    async def scenario(fetch):
+        fetch.hanging[B] = 3600.0
+        lookup = Lookup([A, B], TIMEOUT_S, fetch)
+        began = now()
+        assert addresses(await lookup.topic("t")) == ["n1:4150"]
+        assert now() - began <= PATIENCE_S + GRACE_S
+        assert lookup.unanswered == (B,)
+        began = now()
+        assert addresses(await lookup.nodes()) == ["n1:4150"]
+        assert addresses(await lookup.topic("other")) == ["n1:4150"]
+        assert now() - began <= GRACE_S, "it was waited for once"
+        await lookup.close()
+        assert lookup.unanswered == ()
+
+    play(scenario)
+
+
+def test_what_comes_late_counts_and_is_told():
+    async def scenario(fetch):
+        told: list[str] = []
+        fetch.hanging[B] = 1.2  # the list, and then the topic
+        lookup = Lookup([A, B], TIMEOUT_S, fetch, came_late=told.append)
+        assert addresses(await lookup.topic("t")) == ["n1:4150"]
+        assert told == []
+        await asyncio.sleep(3)
+        assert told == ["t"]
+        assert addresses(lookup.known("t")) == ["n1:4150", "n2:4150"]
+        fetch.hanging[B] = 0.5
+        began = now()
+        assert addresses(await lookup.topic("t")) == ["n1:4150", "n2:4150"]
+        assert now() - began >= 0.5, "it has answered, so it is waited for again"
+        assert told == ["t"]
+        fetch.hanging[B] = 3600.0
+        assert addresses(await lookup.topic("t")) == ["n1:4150", "n2:4150"], "what it said last stands"
+        await lookup.close()
+
+    play(scenario)
+
+
+def test_one_that_lists_nothing_in_time_keeps_none_of_the_others_from_being_asked():
+    async def scenario(fetch):
+        fetch.lists = {A: members(A, C)}
+        fetch.answers[C] = (200, bare(node("n3")))
+        fetch.hanging[B] = 3600.0
+        lookup = Lookup([A, B], TIMEOUT_S, fetch)
+        assert addresses(await lookup.topic("t")) == ["n1:4150"]
+        await asyncio.sleep(TIMEOUT_S)
+        assert lookup.addresses == (A, B, C), "taken when the last one has failed"
+        assert addresses(await lookup.topic("t")) == ["n1:4150", "n3:4150"]
+        await lookup.close()
+
+    play(scenario)
+
+
+def test_one_that_hangs_is_waited_for_when_no_other_answers():
+    async def scenario(fetch):
+        fetch.hanging[B] = 2.0
+        fetch.answers[A] = OSError("refused")
+        lookup = Lookup([A, B], TIMEOUT_S, fetch)
+        assert addresses(await lookup.topic("t")) == ["n2:4150"]
+        fetch.hanging[B] = 3600.0
+        with pytest.raises(DiscoveryError, match="no answer within 5 s"):
+            await lookup.topic("t")
+
+    play(scenario)
+
+
+def test_one_that_hangs_is_not_asked_for_ever_more():
+    async def scenario(fetch):
+        lookup = Lookup([A, B], 60.0, fetch)
+        await lookup.topic("t")
+        fetch.hanging[B] = 3600.0
+        most = 0
+        for number in range(3 * UNANSWERED_MAX):
+            await lookup.topic(f"t{number}")
+            most = max(most, len(lookup._asking))
+        assert most <= UNANSWERED_MAX + 1
+        await lookup.close()
+
+    play(scenario)

@@ -192,6 +192,30 @@ def test_bytes_in_flight_are_bounded_and_who_waits_comes_first():
     run(scenario)
 
 
+def test_calls_that_are_turned_away_have_failed():
+    async def scenario(world):
+        world.fake.answer = lambda command, bodies: SILENCE
+        async with world.producer(max_bytes_in_flight=1000, batch=False, timeout=5) as producer:
+            filler = asyncio.create_task(producer.pub("t", bytes(900)))
+            await asyncio.sleep(0.1)
+            calls = [producer.pub("t", b"x", timeout=0.5), producer.pub("t", b"x", timeout=0.5, partition=0)]
+            calls.append(producer.mpub("t", [b"x", b"y", b"z"], timeout=0.5))
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            assert [type(result) for result in results] == [PublishRefused] * 3
+            assert producer.stats().failed == 5
+            with pytest.raises(LocalProtocolError):
+                await producer.mpub("t", [bytes(2000)])
+            assert producer.stats().failed == 5, "that one was never to be sent"
+            waiting = asyncio.create_task(producer.pub("t", b"x"))
+            await asyncio.sleep(0)
+            filler.cancel()
+        with pytest.raises(PublishRefused, match="closed"):
+            await waiting
+        assert producer.stats().failed == 7, "the one that was cut off, and the one that closing turned away"
+
+    run(scenario)
+
+
 def test_room_is_handed_on_when_a_waiting_call_is_cancelled():
     async def scenario(world):
         async with world.producer(max_bytes_in_flight=1000, batch=False, timeout=5) as producer:

@@ -8,6 +8,7 @@ import pytest
 from tests.sim.loop import Simulation
 
 from flintmq.client.aio.reconnect import Reconnector
+from flintmq.client.core.reconnect import TOLD_EVERY_S, FailureLog
 from flintmq.errors import ConnectionFailed
 
 
@@ -24,7 +25,7 @@ class Script:
     """Counts attempts; fails while ``is_down``."""
 
     def __init__(self) -> None:
-        self.is_down = False
+        self.is_down = self.is_wanted = False
         self.times: list[float] = []
         self.results: list[object] = []
         self.broken: list[BaseException] = []
@@ -47,6 +48,7 @@ def run(scenario):
             lambda address, error: script.results.append(error),
             script.broken.append,
             sim.driver.env,
+            lambda: script.is_wanted,
         )
         sim.run(scenario(script, reconnector))
 
@@ -82,6 +84,47 @@ def test_attempts_after_a_loss_become_rare_and_start_within_a_second():
         await reconnector.close()
 
     run(scenario)
+
+
+def gaps_of(script) -> list[float]:
+    return [later - earlier for earlier, later in zip(script.times, script.times[1:], strict=False)]
+
+
+def test_while_something_waits_attempts_come_every_second_and_no_more_often():
+    async def scenario(script, reconnector):
+        script.is_down = True
+        reconnector.keep(["a:1", "b:1"])
+        await asyncio.sleep(300)
+        del script.times[:]
+        script.is_wanted = True
+        began = asyncio.get_running_loop().time()
+        for _ in range(100):
+            reconnector.hasten()  # as a hundred publishes would
+        await asyncio.sleep(0.001)
+        assert script.times == [began, began], "the last attempt is long ago: one more each, at once"
+        for _ in range(600):
+            reconnector.hasten()
+            await asyncio.sleep(0.1)
+        assert 2 * 59 <= len(script.times) <= 2 * 120
+        assert max(gaps_of(script)) < 1.1
+        script.is_wanted = False
+        await asyncio.sleep(60)
+        del script.times[:]
+        await asyncio.sleep(60)
+        assert len(script.times) <= 2 * 8, "nothing waits any more: as rarely as before"
+        await reconnector.close()
+
+    run(scenario)
+
+
+def test_failures_that_last_are_told_now_and_then():
+    log = FailureLog()
+    refused, other = ConnectionFailed("a:1", "refused"), ConnectionFailed("a:1", "no route")
+    assert [log.is_new("a:1", refused, now) for now in (0.0, 1.0, TOLD_EVERY_S - 1, TOLD_EVERY_S)] == [1, 0, 0, 1]
+    assert log.is_new("a:1", other, TOLD_EVERY_S + 1)
+    assert log.is_new("b:1", refused, TOLD_EVERY_S + 1)
+    log.clear("a:1")
+    assert log.is_new("a:1", other, TOLD_EVERY_S + 2)
 
 
 def test_an_address_that_is_not_wanted_is_kept_until_it_is_lost():

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from flintmq.client.blocking.lookup import DEADLINE_SLACK_S, PATIENCE_S, Lookup
+from flintmq.client.blocking.lookup import DEADLINE_SLACK_S, Lookup
 from flintmq.client.blocking.timers import Timers
-from flintmq.client.core.discovery import DEMOTED_AFTER, LISTS_INTERVAL_S, NO_LIST_S, topic_path
+from flintmq.client.core.discovery import DEMOTED_AFTER, LISTS_INTERVAL_S, NO_LIST_S, PATIENCE_S, topic_path
 from flintmq.client.core.topology import Topology
 from flintmq.errors import DiscoveryError
 from flintmq.testing import ManualClock
@@ -99,6 +99,24 @@ def test_one_that_hangs_gets_a_little_time_after_the_first_answer(world):
     world.ask()
     world.threads.work_all()
     assert world.outcomes[1] == ["n1:4150", "n2:4150"], "what came late counts the next time, and stands"
+
+
+def test_one_that_hangs_is_waited_for_once(world):
+    world.answers = {A: listing("n1"), B: listing("n2")}
+    world.ask()
+    world.threads.work(0)
+    world.pass_time(PATIENCE_S)
+    assert world.lookup.unanswered == (B,)
+    world.ask()
+    world.threads.work(1)
+    assert world.outcomes == [["n1:4150"], ["n1:4150"]], "the second one at once"
+    world.threads.work_all()
+    assert world.lookup.unanswered == ()
+    world.ask()
+    world.threads.work(0)
+    assert len(world.outcomes) == 2, "it has answered, so it is waited for again"
+    world.threads.work_all()
+    assert world.outcomes[2] == ["n1:4150", "n2:4150"]
 
 
 def test_one_that_failed_the_last_time_is_not_waited_for(world, caplog):

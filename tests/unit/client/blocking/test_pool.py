@@ -70,6 +70,22 @@ def test_failures_are_tried_less_and_less_often(pool):
     assert waits[-1] == 15
 
 
+def test_while_a_call_waits_it_is_tried_every_second_and_no_more_often(pool):
+    now = 0.0
+    for _ in range(10):
+        pool.wait(now, chance=1.0)
+        now = pool.retry_at
+    pool.wait(now, chance=1.0)
+    assert pool.retry_at == now + 15
+    for _ in range(10):
+        assert not pool.may_open(1, now + 0.99, is_wanted=True)
+        assert not pool.may_open(1, now + 1.01)
+        now += 1.01
+        assert pool.may_open(1, now, is_wanted=True)
+        pool.wait(now, chance=1.0)
+    assert pool.retry_at == now + 15
+
+
 def test_a_line_closed_because_of_what_was_asked_is_replaced_at_once(pool):
     (connection,) = connections_of(pool, 1)
     connection.was_refused = True

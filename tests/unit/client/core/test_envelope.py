@@ -13,7 +13,7 @@ from hypothesis import given
 from flintmq.client.core.envelope import MAGIC, open_delivery, unwrap, wrap
 from flintmq.client.core.message import Delivery
 from flintmq.errors import LocalProtocolError
-from flintmq.message import JSON
+from flintmq.message import JSON, TAG
 from flintmq.wire.extended import Extension
 
 
@@ -62,3 +62,24 @@ def test_a_delivery_is_opened_and_its_places_stay_known():
 def test_headers_have_a_bound():
     with pytest.raises(LocalProtocolError, match="at most 65535"):
         wrap({"a": "x" * 70_000}, b"x")
+
+
+def opened(extension: Extension) -> Extension:
+    """What becomes of a message's own fields when it is taken out of an envelope."""
+    link: Any = SimpleNamespace(msg_timeout_s=1.0)
+    delivery = Delivery(link, SimpleNamespace(), 0.0, [(1, 1, b"0" * 16, wrap({"a": "in", "b": "in"}, b"x"))])
+    delivery.extensions = {b"0" * 16: extension}
+    open_delivery(delivery)
+    return delivery.extensions[b"0" * 16]
+
+
+def test_own_headers_win_over_those_in_the_envelope():
+    found = opened(Extension(JSON, b'{"b":{"own":1.50},"c":null}', 5, 7))
+    assert (found.version, found.offset, found.raw_size) == (JSON, 5, 7)
+    assert json.loads(found.headers) == {"a": "in", "b": {"own": 1.5}, "c": None}
+    assert json.loads(opened(Extension(JSON, b"", 5, 7)).headers) == {"a": "in", "b": "in"}
+
+
+@pytest.mark.parametrize("own", [Extension(TAG, b"tag", 5, 7), Extension(JSON, b"{broken", 5, 7)])
+def test_what_leaves_no_room_for_headers_stays(own: Extension):
+    assert opened(own) == own

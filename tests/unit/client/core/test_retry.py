@@ -15,7 +15,7 @@ from flintmq.client.core.routing import Routes
 from flintmq.client.core.topology import Topology
 from flintmq.client.options import system_env
 from flintmq.client.security import Refusals
-from flintmq.errors import ConnectionFailed, PublishRefused, PublishUnknown, RemoteProtocolError
+from flintmq.errors import ConnectionFailed, FlintError, NoNsqd, PublishRefused, PublishUnknown, RemoteProtocolError
 
 ADDRESS = "a:4150"
 SPOT = WriterKey(Home(ADDRESS, "", "t", None))
@@ -31,7 +31,10 @@ class World:
         self.writers = Writers("", env)
         self.moved: list[str] = []
         policy = Policy(5.0, retries_unknown, tries_max, 1, 0, "murmur3", not nsqd)
-        self.rules = RetryRules(policy, env, self.routes, self.refusals, self.moved.append, self.writers)
+        self.unanswered: list[str] = []
+        self.rules = RetryRules(
+            policy, env, self.routes, self.refusals, self.moved.append, self.writers, lambda: self.unanswered
+        )
 
     def publish(self, *, partition: int | None = None, once: bool = False, **options: Any) -> Publish:
         made = Publish("t", [b"x"], [], 5.0, 1, **options)
@@ -194,3 +197,37 @@ def test_what_is_said_at_the_deadline():
     assert world.rules.overtaken(ordered, "TIMEOUT").detail.startswith(
         "not sent: an earlier publish of the same partition"
     )
+
+
+# --- where a publish did not get, and why ---
+
+
+def unsent_text(world: World, up: tuple[str, ...] = ()) -> str:
+    failure = world.rules.unsent(world.publish(), False, None, up)
+    assert failure.code == "TIMEOUT"
+    return failure.detail
+
+
+def test_who_was_waited_for_is_named():
+    assert "connecting to a:4150 takes long" in unsent_text(World())
+    assert "a:4150 had enough to do with earlier ones" in unsent_text(World(), up=("a:4150",))
+    several = World(nsqd=("a:1", "b:1", "c:1", "d:1", "e:1", "a:1"))
+    assert "connecting to a:1, c:1, d:1 and 1 more takes long" in unsent_text(several, up=("b:1",))
+
+
+def test_what_an_nsqd_of_another_topic_did_is_no_reason():
+    lost = ConnectionFailed(ADDRESS, "gone")
+    assert "gone" in world_text(World(), lost)
+    assert "gone" not in world_text(World(nsqd=()), lost)
+    assert "list no nsqd" in world_text(World(nsqd=()), NoNsqd("t", "the nsqlookupd list no nsqd"))
+
+
+def world_text(world: World, last_error: FlintError) -> str:
+    return world.rules.unsent(world.publish(), False, last_error).detail
+
+
+def test_nsqlookupd_that_have_not_answered_are_named():
+    world = World(nsqd=())
+    assert unsent_text(world).endswith("nothing is known of any nsqd")
+    world.unanswered = ["http://l:4161", "http://m:4161"]
+    assert unsent_text(world).endswith("and there is no answer yet of http://l:4161, http://m:4161")

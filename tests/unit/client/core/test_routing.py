@@ -34,6 +34,18 @@ def test_nothing_is_known_at_first():
     assert "no nsqlookupd knows topic t" in routes.why_not("t", None)
 
 
+def test_when_it_is_decided_whether_a_topic_has_headers():
+    routes = Routes(())
+    assert not routes.decides_headers("t")
+    routes.learn("t", Topology(), is_guess=True)
+    assert not routes.decides_headers("t"), "nothing can be published yet"
+    routes.learn("t", PLAIN, is_guess=True)
+    assert routes.decides_headers("t") and not routes.is_extended("t"), "a new topic, which nsqd makes without"
+    routes.learn("t", topology("a", is_extended=True))
+    assert routes.decides_headers("t") and routes.is_extended("t")
+    assert Routes(("a:1",)).decides_headers("t"), "nobody will ever say more"
+
+
 def test_plain_nsqd_and_partitions():
     routes = Routes(())
     routes.learn("plain", PLAIN)

@@ -203,6 +203,17 @@ def test_nsqs_own_nsqd_beside_partitions():
     assert topology.plain == ("old:4150",)
 
 
+@pytest.mark.parametrize("host", ["", "[", "no host", "a/b", "a,b", "x" * 64, "a..b", "http://n1"])
+def test_who_registers_under_what_is_no_address_is_left_out(host: str):
+    """Anybody may register, under any name: the others are found."""
+    producers = [{"broadcast_address": each, "tcp_port": 4150} for each in (host, "n1")]
+    assert told((A, 200, json.dumps({"producers": producers}).encode())).topology(PATH).plain == ("n1:4150",)
+    data = json.loads(partitioned("n1", "n2"))
+    data["partitions"]["1"]["broadcast_address"] = host
+    topology = told((A, 200, json.dumps(data).encode())).topology(PATH)
+    assert (topology.leaders, topology.missing) == ({0: "n1:4150"}, (1,))
+
+
 def test_what_is_missing():
     topology = told((A, 200, partitioned("n1", None, "n3"))).topology(PATH)
     assert topology.missing == (1,)
