@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import subprocess
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,17 @@ class Etcd:
     def log(self) -> str:
         path = self._directory / f"{self.name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
+
+    def change(self, path: str, body: bytes) -> None:
+        """Have it do something of its own, without users and TLS, such as ``auth/enable``."""
+        request = urllib.request.Request(f"{self.url}/v3/{path}", body)
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+            assert answer.status == 200
+
+    def fill(self, is_full: bool) -> None:
+        """Set off the alarm that it has no space, as it does by itself at --quota-backend-bytes, or end it."""
+        action = b"ACTIVATE" if is_full else b"DEACTIVATE"
+        self.change("maintenance/alarm", b'{"action":"%b","memberID":0,"alarm":"NOSPACE"}' % action)
 
     def signal(self, number: signal.Signals) -> None:
         assert self._process is not None

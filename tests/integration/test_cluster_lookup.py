@@ -37,8 +37,8 @@ class Member:
     def __init__(self, url: str, name: str, log_path: Path) -> None:
         self.name = name
         self._reserved = [reserved_port(), reserved_port()]
-        ports = [str(each.getsockname()[1]) for each in self._reserved]
-        self._command = [sys.executable, "-m", "tests.cluster_nodes", url, name, *ports]
+        self.ports = [each.getsockname()[1] for each in self._reserved]
+        self._command = [sys.executable, "-m", "tests.cluster_nodes", url, name, *map(str, self.ports)]
         self._log_path = log_path
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -282,6 +282,69 @@ def test_a_store_that_is_away_is_a_problem_wherever_one_looks(
         wait_until(is_whole, lambda: flintmq("cluster", "status", here).stdout, 2 * PATIENCE_S)
         figures = cluster_figures(asked)
         assert figures["has_master"] == figures["healthy"] == figures["store_followed"] == 1
+
+
+def test_an_etcd_without_space_is_a_problem_wherever_one_looks(daemons: Daemons, members: Members, tmp_path: Path):
+    """It answers reads and renews leases, so nothing seems to be wrong until somebody has to be elected."""
+    etcd = Etcd(tmp_path, "one")
+    try:
+        url = etcd.launch().wait().url
+        lookups = [daemons.nsqlookupd(f"--cluster-store={url}")]
+        members.start(url)
+        until_whole(lookups)
+        create(lookups[0], "t")
+
+        def is_whole() -> bool:
+            return flintmq("cluster", "status", here(lookups[0])).returncode == 0
+
+        wait_until(is_whole, lambda: flintmq("cluster", "status", here(lookups[0])).stdout)
+        assert cluster_figures(lookups[0])["store_read_only"] == 0
+
+        etcd.fill(True)
+        refused = lookups[0].request("POST", "/topic/create?topic=u&partition_num=1&replicator=1")
+        assert refused.status == 503 and "database space exceeded; make room: etcdctl compact" in refused.text
+        lookups.append(daemons.nsqlookupd(f"--cluster-store={url}"))
+        for each in lookups:
+            wait_until(
+                lambda at=each: status(at)["store_read_only_since"] is not None,  # type: ignore[misc]
+                "it is noticed when a write has failed, and at the start",
+                2 * PATIENCE_S,
+            )
+        leader = leaders(lookups[0], "t")["0"]
+        next(each for each in members.by_name.values() if leader in each.ports).kill()
+
+        wait_until(lambda: bool(unled(lookups[1])), "its lease runs out", 2 * PATIENCE_S)
+        reasons = [each["reason"] for each in unled(lookups[1])]
+        assert all("can lead, but nobody is elected while the coordination store" in each for each in reasons), reasons
+        for seen in (flintmq("cluster", "status", here(lookups[1])), flintmq("doctor", *map(here, lookups))):
+            assert seen.returncode == 1 and "mend the coordination store, which takes no writes" in seen.stdout, seen
+            assert re.search("takes no writes since .* UTC: etcdserver: mvcc: database space exceeded", seen.stdout)
+            assert "topic elect" not in seen.stdout
+        for each in lookups:
+            figures = cluster_figures(each)
+            assert figures["store_read_only"] == figures["store_followed"] == 1 and figures["healthy"] == 0
+
+        etcd.fill(False)
+        wait_until(lambda: not unled(lookups[1]), "others are elected", 2 * PATIENCE_S)
+        until_whole(lookups, len(NAMES) - 1)
+        wait_until(lambda: all(status(each)["store_read_only_since"] is None for each in lookups), "it is noticed")
+        assert {cluster_figures(each)["healthy"] for each in lookups} == {1}
+        for each in lookups:
+            begun = [line for line in each.log.splitlines() if "takes no writes: etcdserver: mvcc: database" in line]
+            assert len(begun) == 1 and each.log.count("takes writes again") == 1, begun
+        assert lookups[0].log.count("database space exceeded") == 1, "each write that fails is no news"
+    finally:
+        etcd.discard()
+
+
+def here(lookup: Nsqlookupd) -> str:
+    """The flag that has a command ask a nsqlookupd."""
+    return f"--lookupd-http-address=127.0.0.1:{lookup.http[1]}"
+
+
+def unled(lookup: Nsqlookupd) -> list[dict[str, Any]]:
+    """The partitions that nobody leads, as a nsqlookupd knows it."""
+    return [each for topic in status(lookup)["topics"] for each in topic["partitions"] if not each["leader"]]
 
 
 def cluster_figures(lookup: Nsqlookupd) -> dict[str, float]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from tests.integration.daemons import Cluster, running_cluster, wait_until
+from tests.integration.daemons import PATIENCE_S, Cluster, running_cluster, wait_until
+from tests.integration.etcd import Etcd, binary
 from tests.integration.test_docs import BLOCKS
 
 from flintmq import cli
@@ -45,7 +49,35 @@ def test_every_command_of_the_page_works_in_its_order(cluster: Cluster, capsys: 
             assert cli.main([*words, here]) == 0, (line, capsys.readouterr())
 
 
-@pytest.mark.parametrize("line", [line for line in LINES if not line.startswith(NOUNS)], ids=lambda line: line[:60])
+def test_the_commands_for_an_etcd_work_in_their_order_and_make_room(tmp_path: Path) -> None:
+    (tmp_path / "store-password").write_text("secret\n")
+    commands = [line.replace("/etc/flintmq", str(tmp_path)) for line in LINES if line.startswith("etcdctl ")]
+    assert len(commands) > 5
+    etcd = Etcd(tmp_path, "one")
+    tools = f"{binary().parent}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PATH": tools, "ETCDCTL_API": "3", "ETCDCTL_ENDPOINTS": etcd.url}
+
+    def run(line: str) -> str:
+        done = subprocess.run(["bash", "-c", line], env=env, capture_output=True, text=True, timeout=PATIENCE_S)
+        assert done.returncode == 0, (line, done)
+        return done.stdout
+
+    try:
+        etcd.launch().wait()
+        wait_until(lambda: subprocess.run(["bash", "-c", "etcdctl put a b"], env=env).returncode == 0, "it is written")
+        etcd.fill(True)
+        said = [run(line) for line in commands]
+        assert any("NOSPACE" in each for each in said), said
+        assert "OK" in run("etcdctl put a b") and run("etcdctl alarm list") == ""
+        assert "[/flintmq/default/, /flintmq/default0)" in run("etcdctl role get flintmq")
+    finally:
+        etcd.discard()
+
+
+DAEMONS = [line for line in LINES if not line.startswith((*NOUNS, "etcdctl "))]
+
+
+@pytest.mark.parametrize("line", DAEMONS, ids=lambda line: line[:60])
 def test_the_daemons_of_the_page_take_their_flags(line: str) -> None:
     words = shlex.split(line.removeprefix("flintmq "))
     assert resolve(TABLES[words[0]], words[1:], {}).action == "run"

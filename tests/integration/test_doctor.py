@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import subprocess
@@ -160,14 +161,20 @@ class LateClock(http.server.BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002 - the base class has it so
 
 
-@pytest.fixture
-def late_lookupd() -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), LateClock) as server:
+@contextlib.contextmanager
+def answering(answers: type[LateClock]) -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), answers) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"127.0.0.1:{server.server_address[1]}"
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def late_lookupd() -> Iterator[str]:
+    with answering(LateClock) as address:
+        yield address
 
 
 def test_an_old_nsqlookupd_whose_clock_is_wrong(late_lookupd: str, daemons: Daemons):
@@ -177,6 +184,28 @@ def test_an_old_nsqlookupd_whose_clock_is_wrong(late_lookupd: str, daemons: Daem
     assert "3600 s ahead" in warning and "NTP" in warning
     oks = report.of("nsqlookupd", "ok")
     assert any("version 0.3.8" in text for text in oks) and any("/listlookup" in text for text in oks)
+
+
+def of_cluster(**told: object) -> type[LateClock]:
+    """A nsqlookupd of a cluster of nobody else, which says so of it."""
+    lookupd = {"lookupd": "m", "incarnation": "i", "host": "m", "tcp_port": 4160, "http_port": 4161}
+    status = {
+        "cluster": "c", "cluster_id": "id", "problem": "", "revision": 5, "is_master": True, "master": lookupd,
+        "lookupds": [lookupd], "nodes": [], "topics": [], **told,
+    }  # fmt: skip
+    return type("OfCluster", (LateClock,), {"ANSWERS": {**LateClock.ANSWERS, "/cluster/status": status}})
+
+
+def test_a_nsqlookupd_that_alone_may_not_write_to_the_store():
+    told = {"store_read_only_since": 1_795_967_800.5, "store_read_only_reason": "permission denied"}
+    with answering(of_cluster()) as well, answering(of_cluster(**told)) as other:
+        report = Report(f"--lookupd-http-address={well}", f"--lookupd-http-address={other}")
+        text = "takes no writes since 2026-11-29 15:56:40 UTC: permission denied"
+        assert not any(text in each for each in report.of("cluster c", "problem"))
+        (warning,) = [each for each in report.of(f"nsqlookupd http://{other}", "warning") if text in each]
+        assert "may its user of the store write" in warning
+        report = Report(f"--lookupd-http-address={other}")
+        assert any(text in each for each in report.of("cluster c", "problem")), "nobody says anything else"
 
 
 def test_tls_and_auth(daemons: Daemons, tmp_path: Path):

@@ -341,6 +341,45 @@ def test_the_alerts_look_at_metrics_that_there_are(metrics: dict[str, set[str]])
             assert label in metrics[first], rule["alert"]
 
 
+def panel_query(title: str, legend: str) -> str:
+    """A query of the dashboard, for all nsqds."""
+    board = json.loads((CONTRIB / "monitoring/dashboard.json").read_text())
+    targets = [target for panel in board["panels"] if panel["title"] == title for target in panel["targets"]]
+    (found,) = (target["expr"] for target in targets if target["legendFormat"] == legend)
+    return str(found).replace("$instance", ".*")
+
+
+def test_how_many_nsqds_there_are_is_not_asked_of_those_that_live():
+    """A dead one has no figures of its own: it is known by what Prometheus asks."""
+    assert re.match(r"count\(up\{", panel_query("nsqd that are healthy", "known"))
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_rules_and_queries_are_about_jobs_that_there_are(name: str):
+    (asked,) = documents(str(Path(name).with_name("prometheus.yaml")))
+    jobs = {job["job_name"] for job in asked["scrape_configs"]}
+    for text in ((CONTRIB / f"monitoring/{each}").read_text() for each in ("alerts.yaml", "dashboard.json")):
+        named = set(re.findall(r'\bjob=\\?"(\w+)', text))
+        assert named and named <= jobs
+    page = (ROOT / "docs/monitoring.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^  - job_name: (\w+)$", page, re.MULTILINE)) == jobs
+
+
+def test_a_topic_has_a_depth_of_its_own_until_it_has_a_channel(cluster: Cluster):
+    """On that the alert about topics without channels relies."""
+    (rules,) = documents("monitoring/alerts.yaml")
+    (alert,) = (rule for group in rules["groups"] for rule in group["rules"] if rule["alert"] == "TopicWithoutChannel")
+    assert alert["expr"].startswith("flintmq_nsqd_topic_depth{")
+    cluster.create("alone", copies=1)
+    node = cluster.leader("alone")
+    node.publish("alone", b"x", b"y")
+    metric = 'flintmq_nsqd_topic_depth{topic="alone"} '
+    assert f"\n{metric}2\n" in node.request("GET", "/metrics").text
+    node.post("/channel/create?topic=alone&channel=c")
+    node.wait_given("alone")
+    assert f"\n{metric}0\n" in node.request("GET", "/metrics").text
+
+
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="there is no promtool: Debian's package prometheus")
 def test_prometheus_takes_rules_queries_and_configurations(tmp_path: Path):
     """The dashboard's queries as rules, with a time for what Grafana puts in."""
@@ -375,24 +414,34 @@ def test_figures_of_a_nsqlookupd_without_the_store_count_for_nothing():
 
 
 CUT = ["lookupd-1:4161", "lookupd-2:4161"]
-LASTS = "15m"
 
 
-def rule_case(title: str, fires: str, series: dict[str, str]) -> dict[str, Any]:
-    """A case for promtool: what was scraped all the time, and which alert fires (or does not, after a "!")."""
-    alert = fires.lstrip("!")
+def query_case(title: str, query: str, value: int | None, series: dict[str, str], lasts_m: int = 15) -> dict[str, Any]:
+    """A case for promtool: what was scraped for so many minutes, and the one value of a query then, or none."""
     return {
         "name": title,
         "interval": "1m",
-        "input_series": [{"series": name, "values": f"{value}+0x20"} for name, value in series.items()],
+        "input_series": [{"series": name, "values": f"{value}+0x{lasts_m + 5}"} for name, value in series.items()],
         "promql_expr_test": [
             {
-                "expr": f'count(ALERTS{{alertname="{alert}", alertstate="firing"}})',
-                "eval_time": LASTS,
-                "exp_samples": [] if fires.startswith("!") else [{"labels": "{}", "value": 1}],
+                "expr": query,
+                "eval_time": f"{lasts_m}m",
+                "exp_samples": [] if value is None else [{"labels": "{}", "value": value}],
             }
         ],
     }
+
+
+def rule_case(title: str, fires: str, series: dict[str, str], lasts_m: int = 15) -> dict[str, Any]:
+    """A case for promtool: what was scraped for so many minutes, and which alert fires (or does not, after a "!")."""
+    query = f'count(ALERTS{{alertname="{fires.lstrip("!")}", alertstate="firing"}})'
+    return query_case(title, query, None if fires.startswith("!") else 1, series, lasts_m)
+
+
+def of_topic(depth: int, paused: int = 0, topic: str = "t") -> dict[str, str]:
+    """The series of a topic of one nsqd."""
+    labels = f'{{instance="a", job="nsqd", topic="{topic}"}}'
+    return {f"flintmq_nsqd_topic_depth{labels}": str(depth), f"flintmq_nsqd_topic_paused{labels}": str(paused)}
 
 
 def of_lookupd(name: str, *values: str, job: str = "nsqlookupd") -> dict[str, str]:
@@ -409,6 +458,10 @@ def test_alerts_fire_for_what_is_so_and_not_for_what_was(tmp_path: Path):
                   | of_lookupd(stale, "0", "3")),
         rule_case("one is cut off, and it is so", "PartitionsNotWritable", of_lookupd(followed, "0", "1")
                   | of_lookupd(stale, "0", "3")),
+        rule_case("the store is full", "StoreTakesNoWrites", of_lookupd(followed, "1", "1")
+                  | of_lookupd("flintmq_nsqlookupd_cluster_store_read_only", "0", "1")),
+        rule_case("the store is not full", "!StoreTakesNoWrites", of_lookupd(followed, "1", "1")
+                  | of_lookupd("flintmq_nsqlookupd_cluster_store_read_only", "0", "0")),
         rule_case("all are cut off", "NoMaster", of_lookupd(followed, "0", "0") | of_lookupd(master, "0", "0")),
         rule_case("one is cut off, the other knows the master", "!NoMaster", of_lookupd(master, "0", "1")),
         rule_case("none answers", "NoMaster", {lease: "0"}),
@@ -416,6 +469,18 @@ def test_alerts_fire_for_what_is_so_and_not_for_what_was(tmp_path: Path):
         rule_case("there is no cluster", "!NoMaster", {"up": "1"}),
         rule_case("one is down", "NsqlookupdDown", of_lookupd("up", "1", "0")),
         rule_case("none is down", "!NsqlookupdDown", of_lookupd("up", "1", "1")),
+        rule_case("a topic has no channel", "TopicWithoutChannel", of_topic(3), 65),
+        rule_case("it has none yet", "!TopicWithoutChannel", of_topic(3), 30),
+        rule_case("its channels have all", "!TopicWithoutChannel", of_topic(0), 65),
+        rule_case("it is paused", "!TopicWithoutChannel", of_topic(3, paused=1), 65),
+        rule_case("its messages are not kept", "!TopicWithoutChannel", of_topic(3, topic="t#ephemeral"), 65),
+        *(
+            query_case(f"one of three is dead: {name}", panel_query("nsqd that are healthy", name), value, {
+                **{f'up{{instance="{each}", job="nsqd"}}': str(int(each != "c")) for each in "abc"},
+                **{f'flintmq_nsqd_healthy{{instance="{each}", job="nsqd"}}': "1" for each in "ab"},
+            })
+            for name, value in (("healthy", 2), ("known", 3))
+        ),
     ]  # fmt: skip
     written = tmp_path / "cases.yaml"
     rules = str(CONTRIB / "monitoring/alerts.yaml")

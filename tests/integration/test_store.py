@@ -24,21 +24,26 @@ from tests.integration.proxy import Proxy
 from tests.store_cases import CASES, compare_with_model, put, take
 
 from flintmq.clock import SystemClock
+from flintmq.cluster.keys import Keys
 from flintmq.cluster.store import (
     Compacted,
+    Compare,
     Fate,
     OutcomeUnknown,
+    Put,
     Snapshot,
     Span,
+    StoreFull,
     StoreRefused,
     StoreUnavailable,
+    Txn,
     follow,
     swap,
 )
 from flintmq.env import Env
 from flintmq.net import etcd_wire as wire
 from flintmq.net.cluster_store import StoreFiles, open_store
-from flintmq.net.etcd import EtcdOptions, EtcdStore
+from flintmq.net.etcd import FULL_PAUSE_S, EtcdOptions, EtcdStore
 from flintmq.net.http_auth import TokenFile
 from flintmq.net.http_client import HttpClient
 from flintmq.net.http_exchange import Request
@@ -610,6 +615,87 @@ def test_users_and_passwords_and_a_token_that_is_refused(tmp_path: Path):
         etcd.discard()
 
 
+def test_what_a_user_may_not_do_is_said_with_what_it_needs(tmp_path: Path):
+    etcd = Etcd(tmp_path, "one")
+    advice = (
+        r"permission denied; user 'joe' of the store needs .* readwrite on the prefix /flintmq/c/: etcdctl role "
+        r"grant-permission ROLE readwrite /flintmq/c/ --prefix, and etcdctl user grant-role joe ROLE"
+    )
+    key = Keys("c").check
+    try:
+        etcd.launch().wait()
+        for name in ("root", "joe"):
+            etcd.change("auth/user/add", b'{"name":"%b","password":"secret"}' % name.encode())
+        etcd.change("auth/user/grant", b'{"user":"root","role":"root"}')
+        etcd.change("auth/enable", b"{}")
+
+        async def as_joe(store: EtcdStore) -> None:
+            for asked in (store.get(key), put(store, key), _first_of(store, Keys("c").all)):
+                with pytest.raises(StoreRefused, match=advice):
+                    await asked
+
+        use(as_joe, etcd.url, user="joe", password="secret", prefix=Keys("c").prefix)
+    finally:
+        etcd.discard()
+
+
+async def _first_of(store: EtcdStore, span: Span) -> object:
+    async with store.watch(span, 1) as watched:
+        return await first(watched)
+
+
+def test_a_password_that_is_changed_ends_an_idle_watch_and_the_address_is_said_once(tmp_path: Path):
+    etcd = Etcd(tmp_path, "one")
+    try:
+        etcd.launch().wait()
+        etcd.change("auth/user/add", b'{"name":"root","password":"secret"}')
+        etcd.change("auth/user/grant", b'{"user":"root","role":"root"}')
+        etcd.change("auth/enable", b"{}")
+
+        async def scenario(store: EtcdStore) -> None:
+            revision = await put(store, "/a")
+            async with store.watch(ALL, revision) as watched:
+                await put(store, "/b")
+                await first(watched)
+                body = b'{"name":"root","password":"another"}'
+                asked = Request.to("POST", f"{etcd.url}/v3/auth/user/changepw", {"Authorization": store._token}, body)
+                assert (await HttpClient().ask(asked, timeout_s=PATIENCE_S)).status == 200
+                with pytest.raises(StoreRefused, match=r"does not let user 'root' in: .*; correct") as raised:
+                    await first(watched)
+                assert str(raised.value).count(f"127.0.0.1:{etcd.port}") == 1
+
+        use(scenario, etcd.url, user="root", password="secret", probe_s=0.2)
+    finally:
+        etcd.discard()
+
+
+def test_a_full_etcd_is_read_and_says_that_it_takes_no_writes(tmp_path: Path):
+    etcd = Etcd(tmp_path, "one")
+    try:
+        etcd.launch().wait()
+
+        async def scenario(store: EtcdStore) -> None:
+            revision = await put(store, "/a")
+            lease = await store.grant(60)
+            etcd.fill(True)
+            never = Txn((Compare("/a", 1),), (Put("/a", b""),))
+            began = asyncio.get_running_loop().time()
+            for asked in (put(store, "/a"), store.txn(never), store.grant(60)):
+                with pytest.raises(StoreFull, match=r"^etcdserver: mvcc: database space exceeded; make room: etcdctl"):
+                    await asked
+            assert asyncio.get_running_loop().time() - began > 3 * FULL_PAUSE_S, (
+                "who asks again and again does not flood it"
+            )
+            assert await store.get("/a") is not None and await store.keepalive(lease.lease_id) > 0
+            etcd.fill(False)
+            assert not (await store.txn(never)).succeeded
+            assert (await store.range(ALL)).revision == revision, "nothing was written"
+
+        use(scenario, etcd.url)
+    finally:
+        etcd.discard()
+
+
 def test_the_addresses_and_files_of_an_option_are_enough_for_a_secured_etcd(tmp_path: Path, daemons: Daemons):
     """Two addresses, of which one is nobody's; TLS with certificates of both sides; user, and password in a file."""
     certificates = Certificates(tmp_path / "certificates")
@@ -723,6 +809,12 @@ def test_tls_with_client_certificates(tmp_path: Path):
         )
         use(known, etcd.url, context=lambda: context)
         use(unknown, etcd.url, context=lambda: nobodys, timeout_s=1.0)
+
+        async def in_clear(store: EtcdStore) -> None:
+            with pytest.raises(StoreUnavailable, match=r"if this port speaks TLS, its address is https://127\.0\.0"):
+                await store.get("/a")
+
+        use(in_clear, etcd.url.replace("https:", "http:"), timeout_s=1.0)
     finally:
         etcd.discard()
 

@@ -22,6 +22,7 @@ def changed(**fields: object) -> ClusterStatus:
 
 
 AWAY = changed(master=None, store_away_since_s=1_795_967_800.5)
+FULL: dict[str, object] = {"store_read_only_since_s": 1_795_967_800.5, "store_read_only_reason": "it is full"}
 
 
 def with_partition(**fields: object) -> ClusterStatus:
@@ -42,6 +43,7 @@ def test_a_whole_cluster() -> None:
     [
         (changed(master=None), PROBLEM, "no nsqlookupd is the master"),
         (AWAY, PROBLEM, "without the coordination store since 2026-11-29 15:56:40 UTC: what it says of nodes"),
+        (changed(**FULL), PROBLEM, "takes no writes since 2026-11-29 15:56:40 UTC: it is full; nobody is elected"),
         (changed(settings={"is_upgrading": True}), NOTE, "it is being upgraded: no copy is moved"),
         (changed(problem="the store was emptied"), PROBLEM, "takes no part: the store was emptied"),
         (changed(nodes=[], topics=[]), PROBLEM, "no nsqd is in the cluster"),
@@ -76,6 +78,15 @@ def test_who_can_lead_a_partition_without_a_leader(reason: str, advice: str) -> 
     assert advice in found.advice and ("elect" in advice) is ("elect" in found.advice)
 
 
+def test_nobody_is_to_be_elected_by_hand_while_the_store_takes_no_writes() -> None:
+    unled = with_partition(leader="", reason="one of b, c can lead, but nobody is elected")
+    told = troubles(msgspec.structs.replace(unled, master=None, **FULL))
+    assert ["takes no writes" in each.text for each in told] == [True, False, False]
+    assert not any("topic elect" in each.advice or "is the coordination store there" in each.advice for each in told)
+    assert "mend the coordination store, which takes no writes" in told[-1].advice
+    assert "takes no writes" not in troubles(msgspec.structs.replace(AWAY, **FULL))[0].text, "it is not there at all"
+
+
 def test_a_store_that_is_away_is_one_finding() -> None:
     assert len(troubles(AWAY)) == 1, "that nobody is known to be the master is no other"
 
@@ -83,7 +94,8 @@ def test_a_store_that_is_away_is_one_finding() -> None:
 def test_a_status_of_a_release_that_says_nothing_of_the_store_is_read() -> None:
     told = msgspec.to_builtins(AWAY)
     assert msgspec.convert(told, ClusterStatus) == AWAY
-    del told["store_away_since"]
+    for name in ("store_away_since", "store_read_only_since", "store_read_only_reason"):
+        del told[name]
     del told["settings"]
     assert is_whole(msgspec.convert({**told, "master": msgspec.to_builtins(MASTER)}, ClusterStatus))
 

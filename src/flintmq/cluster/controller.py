@@ -757,11 +757,14 @@ class Controller:
         )
 
 
-def why_no_leader(view: View, partition: PartitionId, live: Mapping[str, NodeRecord] | None = None) -> str:
+def why_no_leader(
+    view: View, partition: PartitionId, live: Mapping[str, NodeRecord] | None = None, hindrance: str = ""
+) -> str:
     """Tell why nobody leads a partition, for people; empty: somebody does.
 
     Args:
         live: the nodes that live; None: all that the view has.
+        hindrance: why nobody is elected, whoever could be; empty: somebody is.
     """
     live = view.nodes if live is None else live
     key = view.keys.partition(*partition)
@@ -778,8 +781,9 @@ def why_no_leader(view: View, partition: PartitionId, live: Mapping[str, NodeRec
     members = ", ".join(state.in_sync_nodes)
     if isinstance(found, NoLeader):
         asked = describe(state, live)
-        return f"{found.value}; they are {members}{f'; {asked}' if asked else ''}"
-    return f"one of {members} is about to be elected"
+        more = "".join(f"; {each}" for each in (asked, hindrance) if each)
+        return f"{found.value}; they are {members}{more}"
+    return f"one of {members} can lead, but {hindrance}" if hindrance else f"one of {members} is about to be elected"
 
 
 def _led(node: NodeRecord, state: PartitionState) -> str:

@@ -12,6 +12,7 @@
     /flintmq/<cluster>/disk/<id>                   DiskRecord         how far a node's data directory has counted,
                                                                       and where it is, also while it is away
     /flintmq/<cluster>/settings                    SettingsRecord     once somebody has changed one
+    /flintmq/<cluster>/check                       never there        whether the store takes writes is asked with it
     /flintmq/<cluster>/partition/<name>/<number>   PartitionState     numbers have four digits
 
 Rules of this file: keys are made and read here and nowhere else.
@@ -107,6 +108,11 @@ class Keys:
     def settings(self) -> str:
         """The key of what operators have said of the whole cluster."""
         return f"{self.prefix}settings"
+
+    @property
+    def check(self) -> str:
+        """The key that is never there: a write that does not take place names it."""
+        return f"{self.prefix}check"
 
     def partition(self, topic: str, number: int) -> str:
         """The key of a partition."""

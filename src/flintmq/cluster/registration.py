@@ -75,7 +75,7 @@ class NsqdNode:
 
     @property
     def http_address(self) -> str:
-        """Where its HTTP API is, as people write it."""
+        """The address of its HTTP API, as people write it."""
         return format_address(self.broadcast_address, self.http_port)
 
     def is_at(self, http_address: str) -> bool:

@@ -60,6 +60,10 @@ class StoreUnavailable(StoreError):
     """No store answered in time, and nothing was changed: ask again later."""
 
 
+class StoreFull(StoreUnavailable):
+    """The store has no room, and takes nothing that is written until somebody makes some; nothing was changed."""
+
+
 class OutcomeUnknown(StoreError):
     """A change was sent and not answered: it was carried out, or will be, or never; :func:`swap` finds out."""
 
@@ -281,7 +285,8 @@ class Lease:
 class Store(Protocol):
     """A coordination store. Every call has a deadline of its own.
 
-    Each may raise :class:`StoreUnavailable` and :class:`StoreRefused` as well as what is named.
+    Each may raise :class:`StoreUnavailable` and :class:`StoreRefused` as well as what is named, and what writes may
+    raise :class:`StoreFull`.
     """
 
     async def get(self, key: str) -> KeyValue | None:

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from flintmq.cluster.keys import CLUSTER_NAME
+from flintmq.addresses import format_address
+from flintmq.cluster.keys import CLUSTER_NAME, Keys
 from flintmq.cluster.store import StoreRefused
 from flintmq.env import Env
 from flintmq.errors import OptionError
-from flintmq.net.address import format_address, split_address
+from flintmq.net.address import split_address
 from flintmq.net.etcd import EtcdOptions, EtcdStore
 from flintmq.net.http_auth import TokenFile
 from flintmq.net.tls import Renewed, client_context
@@ -80,7 +81,7 @@ def store_of(env: Env, options: StoreOptions) -> EtcdStore:
     )
     token = TokenFile(path, env, "--cluster-store-token-file") if path else None
     try:
-        return open_store(env, options.cluster_store, token, files)
+        return open_store(env, options.cluster_store, token, files, Keys(options.cluster).prefix)
     except ValueError as error:
         raise StoreRefused(f"--cluster-store: {error}") from None
 
@@ -150,12 +151,17 @@ def _context(files: StoreFiles) -> Renewed[ssl.SSLContext]:
 
 
 def open_store(
-    env: Env, addresses: Sequence[str], token: TokenFile | None = None, files: StoreFiles | None = None
+    env: Env,
+    addresses: Sequence[str],
+    token: TokenFile | None = None,
+    files: StoreFiles | None = None,
+    prefix: str = "",
 ) -> EtcdStore:
     """Return the store behind addresses; nothing is asked yet.
 
     Args:
         token: shown to a nsqlookupd that asks for one.
+        prefix: of all keys that are asked for, as what is said of permissions names it.
 
     Raises:
         ValueError: an address cannot be read, or does not go with the files.
@@ -173,7 +179,7 @@ def open_store(
     if (files.root_ca or files.cert or files.key) and not is_secured:
         raise ValueError("files for TLS are of no use: no address of the store begins with https://")
     context = _context(files).now if is_secured else None
-    return EtcdStore(env, EtcdOptions(endpoints, context, user, password, token))
+    return EtcdStore(env, EtcdOptions(endpoints, context, user, password, token, prefix))
 
 
 def _read_password(path: str) -> str:

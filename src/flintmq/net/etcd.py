@@ -37,6 +37,7 @@ from flintmq.cluster.store import (
     Snapshot,
     Span,
     StoreError,
+    StoreFull,
     StoreRefused,
     StoreUnavailable,
     Txn,
@@ -66,6 +67,9 @@ PROBE_S = 1.0
 """An endpoint with watches may be silent for so long; then it is asked, and has ``TRY_TIMEOUT_S`` to answer."""
 REOPEN_S = 10.0
 """A watch that is silent for so long while the store changes is made anew: its connection alone may be dead."""
+FULL_TRIES = 4
+FULL_PAUSE_S = 1.0
+"""Between tries while the store has no space: whoever is refused asks again, and there may be many."""
 PAGE_COUNT = 2000
 """Keys that are asked for at once."""
 RANGE_TRIES = 4
@@ -77,9 +81,11 @@ WATCH_COUNT_MAX = 64
 """Answers of a watch that wait for its reader; then nothing more is read from the endpoint."""
 
 _AUTH_IS_OFF = "authentication is not enabled"
+_NO_SPACE = "database space exceeded"
 _NAMED_CERTIFICATE = "CommonName of client sending a request against gateway"
 _NAMELESS = "user name is empty"
 _TOKEN_IS_OLD = (_NAMELESS, "revision of auth store is old", "invalid auth token")
+_NOT_HTTP = ("closed before the answer", "the answer is not HTTP")
 _NOT_OF_AUTHORITIES = ("mismatch", "expired", "not yet valid")
 _PASSED_ON = (wire.UNAVAILABLE, wire.DEADLINE, 1, 2, 10, 13)  # cancelled, unknown, aborted, internal
 
@@ -99,6 +105,7 @@ class EtcdOptions:
             for each request, so that another one can take its place.
         user, password: of etcd; empty: none.
         token: shown to a nsqlookupd that asks for one.
+        prefix: of all keys that are asked for; empty: it is not known.
         try_timeout_s: for one request to one endpoint.
         timeout_s: for one call.
         probe_s: how long an endpoint with watches may be silent before it is asked whether it lives.
@@ -109,6 +116,7 @@ class EtcdOptions:
     user: str = ""
     password: str = ""
     token: TokenFile | None = None
+    prefix: str = ""
     try_timeout_s: float = TRY_TIMEOUT_S
     timeout_s: float = TIMEOUT_S
     probe_s: float = PROBE_S
@@ -144,6 +152,7 @@ class EtcdStore:
         self._watches: set[_Watch] = set()
         self._pulses: dict[Endpoint, _Pulse] = {}
         self._outages: dict[Endpoint, _Outage] = {}
+        self._answered: set[Endpoint] = set()  # those that have spoken HTTP with us
 
     @property
     def endpoints(self) -> list[str]:
@@ -237,6 +246,7 @@ class EtcdStore:
         deadline = loop.time() + self._options.timeout_s
         failures: dict[str, str] = {}
         has_new_token = False
+        full_count = 0
         while True:
             endpoint = self._line[0]
             left_s = deadline - loop.time()
@@ -246,7 +256,8 @@ class EtcdStore:
             try:
                 return await self._ask_at(endpoint, target, body, read, min(left_s, self._options.try_timeout_s))
             except NoAnswer as error:
-                reason, may_be_done = _reason_of(error), error.error is None and error.tls_name is None
+                reason = self._reason_of(endpoint, error)
+                may_be_done = error.error is None and error.tls_name is None
             except BadAnswer as error:
                 reason, may_be_done = error.reason, True
             except ServerError as error:
@@ -254,6 +265,11 @@ class EtcdStore:
                     has_new_token = True
                     await self._renew_token(token, min(left_s, self._options.try_timeout_s))
                     continue
+                if _NO_SPACE in error.reason and deadline - loop.time() > FULL_PAUSE_S:
+                    full_count += 1
+                    if full_count < FULL_TRIES:
+                        await asyncio.sleep(FULL_PAUSE_S)
+                        continue
                 self._raise(endpoint, error)
                 reason, may_be_done = error.reason, error.code != wire.EXHAUSTED
             self._failed(endpoint)
@@ -279,6 +295,7 @@ class EtcdStore:
         status, _, data = await self._http.ask(
             request, timeout_s=timeout_s, context=context, body_bytes_max=size, may_keep=True
         )
+        self._answered.add(endpoint)
         if status != 200:
             raise wire.read_error(data) if status != 404 or b"code" in data else _no_store()
         header, found = read(data)
@@ -338,6 +355,8 @@ class EtcdStore:
 
     def _raise(self, endpoint: Endpoint, error: ServerError) -> None:
         """Raise what an answered error means to the caller; return when somebody else should be asked."""
+        if _NO_SPACE in error.reason:  # all members of an etcd have the alarm
+            raise StoreFull(f"{error.reason}; make room: etcdctl compact, defrag, alarm disarm") from None
         text = f"{endpoint.address}: {error.reason}"
         if error.reason == wire.LEASE_NOT_FOUND:
             raise LeaseNotFound(0) from None
@@ -351,9 +370,36 @@ class EtcdStore:
         if error.code not in (wire.OK, wire.EXHAUSTED, *_PASSED_ON):
             if not self._options.user and _NAMELESS in error.reason:
                 text += "; this store asks who we are: give its address as http(s)://user:password@host:port"
+            if error.code == wire.PERMISSION_DENIED:
+                text += self._permission_advice()
             raise StoreRefused(text) from None
         if error.code == wire.OK and error.reason in ("UNAUTHORIZED", "FORBIDDEN", "TOO_MANY_FAILURES"):
             raise StoreRefused(f"{text}: its --http-auth-tokens-file must have our token, with the permission admin")
+
+    def _permission_advice(self) -> str:
+        user, prefix = self._options.user, self._options.prefix or "/flintmq/<cluster>/"
+        if not user:
+            return ""
+        return (
+            f"; user {user!r} of the store needs a role with the permission readwrite on the prefix {prefix}: etcdctl "
+            f"role grant-permission ROLE readwrite {prefix} --prefix, and etcdctl user grant-role {user} ROLE"
+        )
+
+    def _reason_of(self, endpoint: Endpoint, error: NoAnswer) -> str:
+        """Return why there is no answer; of TLS also which files decide, or that it may be the reason."""
+        if error.tls_name is None:
+            is_silent = any(each in error.reason for each in _NOT_HTTP)
+            if is_silent and not endpoint.is_secured and endpoint not in self._answered:
+                return f"{error.reason}; if this port speaks TLS, its address is https://{endpoint.address}"
+            return error.reason
+        if "verify failed" in error.reason and not any(each in error.reason for each in _NOT_OF_AUTHORITIES):
+            return (
+                f"{error.reason}; whom to trust stands in --cluster-store-root-ca-file, which is read again when it "
+                "changes"
+            )
+        if "alert" in error.reason and ("certificate" in error.reason or "unknown ca" in error.reason):
+            return f"{error.reason}; it is shown --cluster-store-cert, which is read again when it changes"
+        return error.reason
 
     # --- users of etcd
 
@@ -384,19 +430,6 @@ class EtcdStore:
                         )
                         raise StoreRefused(reason) from None
                     self._failed(endpoint)
-
-
-def _reason_of(error: NoAnswer) -> str:
-    """Return why there is no answer; of TLS also which files decide."""
-    if error.tls_name is None:
-        return error.reason
-    if "verify failed" in error.reason and not any(each in error.reason for each in _NOT_OF_AUTHORITIES):
-        return (
-            f"{error.reason}; whom to trust stands in --cluster-store-root-ca-file, which is read again when it changes"
-        )
-    if "alert" in error.reason and ("certificate" in error.reason or "unknown ca" in error.reason):
-        return f"{error.reason}; it is shown --cluster-store-cert, which is read again when it changes"
-    return error.reason
 
 
 @asynccontextmanager
@@ -483,13 +516,17 @@ class _Watch:
                 await self._put(error)
                 return
             except NoAnswer as error:
-                reason = _reason_of(error)
+                reason = store._reason_of(endpoint, error)
+            except StoreRefused as refusal:
+                await self._put(refusal)
+                return
             except ServerError as error:
                 reason = error.reason
                 if error.code == wire.PERMISSION_DENIED or store._wants_token(error):
                     refused_count += 1
                     if refused_count > 1 or not store._options.user:
-                        await self._put(StoreRefused(f"{endpoint.address}: {reason}"))
+                        more = store._permission_advice() if error.code == wire.PERMISSION_DENIED else ""
+                        await self._put(StoreRefused(f"{endpoint.address}: {reason}{more}"))
                         return
                     try:
                         await store._renew_token(token, store._options.try_timeout_s)
@@ -499,7 +536,7 @@ class _Watch:
                     continue
                 try:
                     store._raise(endpoint, error)
-                except StoreRefused as refusal:
+                except (StoreFull, StoreRefused) as refusal:
                     await self._put(refusal)
                     return
             except BadAnswer as error:
@@ -524,6 +561,7 @@ class _Watch:
             if stream.status != 200:
                 data = b"".join([piece async for piece in stream])
                 raise wire.read_error(data) if stream.status != 404 or b"code" in data else _no_store()
+            store._answered.add(endpoint)
             reading = asyncio.ensure_future(self._read(endpoint, stream.__aiter__()))
             attending = asyncio.ensure_future(self._attend(endpoint))
             both = {reading, attending}
@@ -569,6 +607,7 @@ class _Watch:
 
         Raises:
             NoAnswer, ServerError, BadAnswer: it does not live, or is cut off from the store.
+            StoreRefused: the store does not let us in.
             Compacted: the store is an older one than it was.
         """
         store = self._store
@@ -597,13 +636,13 @@ class _Pulse:
     Attributes:
         user_count: watches that want to know.
         revision: of the store, as the endpoint said it last.
-        failure: why it is taken for dead.
+        failure: why it is taken for dead, or why nobody there lets us in.
     """
 
     def __init__(self, store: EtcdStore, endpoint: Endpoint, span: Span) -> None:
         self.user_count = 0
         self.revision = 0
-        self.failure: NoAnswer | BadAnswer | ServerError | None = None
+        self.failure: NoAnswer | BadAnswer | ServerError | StoreRefused | None = None
         self._store = store
         self._endpoint = endpoint
         self._loop = asyncio.get_running_loop()
@@ -649,7 +688,7 @@ class _Pulse:
             try:
                 await store._renew_token(token, timeout_s)
             except StoreRefused as refused:
-                self.failure = ServerError(wire.UNAUTHENTICATED, str(refused))
+                self.failure = refused
         except (NoAnswer, BadAnswer) as error:
             self.failure = error
 
@@ -659,6 +698,7 @@ async def _beats(store: EtcdStore, endpoint: Endpoint, span: Span) -> AsyncGener
 
     Raises:
         NoAnswer, ServerError, BadAnswer: there is none.
+        StoreRefused: the store does not let us in.
     """
     pulse = store._pulses.get(endpoint)
     if pulse is None or pulse.failure is not None:

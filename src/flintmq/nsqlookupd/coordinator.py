@@ -52,6 +52,7 @@ from flintmq.cluster.store import (
     Snapshot,
     Store,
     StoreError,
+    StoreFull,
     StoreRefused,
     Swapped,
     Txn,
@@ -63,6 +64,7 @@ from flintmq.env import Env
 from flintmq.errors import FlintError
 from flintmq.net.membership import Candidacy, Membership, Replaced
 from flintmq.net.tasks import kept_up, tell
+from flintmq.nsqlookupd.store_check import StoreCheck
 from flintmq.options import SECOND
 from flintmq.topic_meta import TopicMeta
 
@@ -86,6 +88,7 @@ ELECTIONS_MAX = 1000
 """Changes of leaders that are remembered."""
 GONE_COUNT_MAX = 10_000
 """Deleted topics whose names are remembered."""
+READ_ONLY = "nobody is elected while the coordination store takes no writes"
 PROBE_TIMEOUT_S = 1.0
 PROBE_PAUSE_S = 0.2
 PROBE_COUNT = 2
@@ -215,6 +218,8 @@ class Coordinator:
         self._cluster_revision = 0  # at which the record of the cluster was there
         self._began_ns = env.clock.boottime_ns()
         self._unfollowed_ns = self._began_ns  # since when nothing is told of the store; 0: it is
+        self.writing = StoreCheck(store, env.clock, keys.check, lambda: self.store_away_since_s is not None)
+        self._checking: asyncio.Task[None] | None = None
 
     # --- living
 
@@ -222,12 +227,13 @@ class Coordinator:
         """Begin to follow, to be listed, and to compete for being master."""
         loop = asyncio.get_running_loop()
         self._following = loop.create_task(kept_up(self._follow, "following the cluster"))
+        self._checking = loop.create_task(kept_up(self.writing.run, "checking that the store can be written"))
         self._joining = loop.create_task(kept_up(lambda: self._join(me), "joining the cluster"))
 
     async def close(self) -> None:
         """Leave the cluster."""
         self._is_closing = True
-        tasks = [task for task in (self._joining, self._following, *self._tasks) if task is not None]
+        tasks = [task for task in (self._joining, self._following, self._checking, *self._tasks) if task is not None]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -291,6 +297,8 @@ class Coordinator:
             self._begin(self._leave(), "leaving the cluster")
 
     async def _leave(self) -> None:
+        if self._checking is not None:
+            self._checking.cancel()
         await self._stop_working()
         candidacy, self._candidacy = self._candidacy, None
         membership, self._membership = self._membership, None
@@ -301,6 +309,9 @@ class Coordinator:
 
     def _warn(self, error: StoreError) -> None:
         """Say what is wrong with the store, once until it has worked again."""
+        self.writing.doubt()
+        if isinstance(error, StoreFull):
+            return  # the check says so
         if str(error) != self._told_failure:
             _log.warning("CLUSTER: %s; it is tried again", error)
         self._told_failure = str(error)
@@ -329,10 +340,13 @@ class Coordinator:
         """Since when the view may be older than the store, in seconds since 1970; None: that has lasted no longer than
         a lease, or this nsqlookupd takes no part.
 
-        A watch waits for a store that says nothing, and does not tell; so the lease says that the store is there.
+        A watch waits for a store that says nothing, and does not tell; so the lease says that the store is there. So
+        does a store that refuses what is written, of which nobody gets a lease.
         """
         now_ns = self._env.clock.boottime_ns()
         heard_ns = max(self._began_ns, 0 if self._membership is None else self._membership.heard_ns)
+        if self.writing.is_refused:
+            heard_ns = now_ns
         away_ns = now_ns - min(heard_ns, self._unfollowed_ns or now_ns)
         if self.problem or away_ns <= LEASE_TTL_S * SECOND:
             return None
@@ -535,7 +549,7 @@ class Coordinator:
             self._told_failure = ""
         except StoreError as error:
             self._warn(error)
-            await asyncio.sleep(REFUSED_S if isinstance(error, StoreRefused) else AGAIN_S)
+            await asyncio.sleep(REFUSED_S if isinstance(error, StoreRefused | StoreFull) else AGAIN_S)
         finally:
             for each in swaps:
                 controller.ended(each, known.get(each.key, False))
@@ -594,7 +608,7 @@ class Coordinator:
         for number in range(record.partition_num):
             leader = leaders.get(number)
             if leader is None:
-                why = why_no_leader(self.view, (topic, number))
+                why = self._why_no_leader((topic, number))
                 found[number] = not_placed if not_placed and (topic, number) not in self.view.partitions else why
             elif not leader.is_ready:
                 found[number] = (
@@ -649,8 +663,10 @@ class Coordinator:
                 try:
                     swapped = await self._carry_out(change)
                 except OutcomeUnknown as error:
+                    self.writing.doubt()
                     raise NotDone(f"it is not known whether {change.reason}: {error}; ask again") from None
                 except StoreError as error:
+                    self.writing.doubt()
                     raise NotDone(f"nothing was changed: {error}; ask again") from None
                 if swapped.fate is Fate.APPLIED:
                     return True
@@ -839,6 +855,8 @@ class Coordinator:
             "cluster_id": self.cluster_id,
             "problem": self.problem,
             "store_away_since": self.store_away_since_s,
+            "store_read_only_since": self.writing.since_s,
+            "store_read_only_reason": self.writing.reason,
             "revision": view.revision,
             "is_master": self.is_master,
             "master": None if master is None else msgspec.to_builtins(master),
@@ -905,7 +923,7 @@ class Coordinator:
                     "ends": []
                     if state is None
                     else [{"node": each.node, "epoch": each.epoch, "end": each.end} for each in state.ends],
-                    "reason": why_no_leader(view, (topic, number)) or self._why_stuck((topic, number)),
+                    "reason": self._why_no_leader((topic, number)) or self._why_stuck((topic, number)),
                 }
             )
         answer: dict[str, object] = {"topic": topic, "partitions": partitions}
@@ -919,6 +937,10 @@ class Coordinator:
                 "meta": record.meta.for_clients(),
             }
         return answer
+
+    def _why_no_leader(self, partition: PartitionId) -> str:
+        """Tell why nobody leads a partition; empty: somebody does."""
+        return why_no_leader(self.view, partition, hindrance=READ_ONLY if self.writing.reason else "")
 
     def _why_stuck(self, partition: PartitionId) -> str:
         """Tell why a partition's copies are not as they are wanted; only the master knows."""

@@ -63,14 +63,17 @@ async def collect_cluster(coordinator: Coordinator) -> list[Family]:
         if not record.is_deleting
     )
     takes_part, is_followed = not coordinator.problem, coordinator.store_away_since_s is None
+    is_read_only = bool(coordinator.writing.reason)
     gauges = (
         ("cluster_master", "1 while this nsqlookupd is the master of the cluster", coordinator.is_master),
         ("cluster_has_master", "1 while there is a master, as far as this nsqlookupd knows",
          takes_part and coordinator.known_master is not None),
-        ("cluster_healthy", "1 while this nsqlookupd takes part in the cluster, and the store is there",
-         takes_part and is_followed),
+        ("cluster_healthy", "1 while this nsqlookupd takes part in the cluster, and the store takes writes",
+         takes_part and is_followed and not is_read_only),
         ("cluster_store_followed", "0 once the coordination store was away for longer than a lease: all other figures "
          "of the cluster are as they were then", is_followed),
+        ("cluster_store_read_only", "1 while the coordination store is there and takes no writes: nobody is elected",
+         is_read_only),
         ("cluster_lookupds", "nsqlookupds of the cluster that live", len(view.lookupds)),
         ("cluster_nodes", "nsqds of the cluster that live", len(view.nodes)),
         ("cluster_draining_nodes", "nsqds that drain", sum(node.is_draining for node in view.nodes.values())),

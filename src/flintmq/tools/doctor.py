@@ -30,7 +30,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from flintmq.client.admin.health import store_away, troubles
+from flintmq.client.admin.health import store_away, store_read_only, troubles
 from flintmq.client.admin.results import ClusterStatus
 from flintmq.client.aio.connection import Connection
 from flintmq.client.core.http import ANSWER_SIZE_MAX, no_answer
@@ -337,6 +337,9 @@ class Doctor:
             if (away := store_away(status)) and not store_away(best):
                 advice = "others have it: can the store be reached from there? its log says more"
                 findings.append(Finding(WARNING, f"nsqlookupd {address}", away, advice))
+            if (read_only := store_read_only(status)) and not store_read_only(best):
+                advice = "others say that it does: may its user of the store write, by all its addresses? see its log"
+                findings.append(Finding(WARNING, f"nsqlookupd {address}", read_only, advice))
         found = troubles(best)
         if all(each.level == NOTE for each in found):
             count = sum(len(topic.partitions) for topic in best.topics)

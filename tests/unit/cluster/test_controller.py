@@ -103,6 +103,7 @@ def test_all_of_several_lost_power_and_are_waited_for():
     assert "power" in why
     master = Master(world)
     assert "power" in why_no_leader(master.view, ("t", 0))
+    assert why_no_leader(master.view, ("t", 0), hindrance="it is full").endswith("; it is full")
     world.nodes("c")
     master.settle()
     assert world.state("t").leader == "c", "its power was never lost"  # type: ignore[union-attr]
