@@ -123,7 +123,7 @@ class PublishRefused(PublishError):
 
 
 class PublishUnknown(PublishError):
-    """The message was sent, and may be stored: the connection broke, the deadline passed, or nsqd could not store it."""
+    """The message was sent and may be stored: the connection broke, the deadline passed, or nsqd failed to store it."""
 
 
 class ConnectionFailed(FlintError):

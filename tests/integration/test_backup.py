@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.daemons import Cluster, Daemons, Nsqd, dpub, mpub, running_cluster, wait_until
+from tests.integration.daemons import PATIENCE_S, Cluster, Daemons, Nsqd, dpub, mpub, running_cluster, wait_until
 from tests.integration.test_damage import consume
 from tests.integration.utilities import flintmq
 
@@ -138,9 +140,136 @@ def test_a_second_run_copies_what_is_new_and_goes_on_after_one_that_was_killed(
     assert (second["run"], second["written_bytes"] < 200_000) == (2, True), second
     assert _done("backup", backup, "--check")["run"] == 2
     kept = {path.relative_to(backup).as_posix() for path in backup.rglob("*") if path.is_file()}
-    assert kept == {each["stored"] for each in _files(backup)} | {"backup.json", "flintmq-backup"}
+    assert kept == {each["stored"] for each in _files(backup)} | {"backup.json", "flintmq-backup", "README.txt"}
     restored = _restored(daemons, backup)
     assert len(consume(restored, "t", "c", 501)) == 501
+
+
+def test_what_has_gone_from_a_backup_is_copied_anew(daemons: Daemons, tmp_path: Path) -> None:
+    """By whatever hand: files that did not change in the data directory, and one that has grown since."""
+    nsqd, backup = daemons.nsqd(SEGMENTS), tmp_path / "backup"
+    nsqd.post("/topic/create?topic=t")
+    nsqd.post("/channel/create?topic=t&channel=c")
+    nsqd.publish("t", *(b"%d %s" % (number, b"x" * 1000) for number in range(300)))
+    words = ("backup", backup, f"--data-path={nsqd.data_path}")
+    whole = _run(*words)
+    assert (whole.returncode, whole.stderr) == (0, "")
+    assert whole.stdout.endswith(": complete, and read back\n"), whole.stdout
+    (backup / "README.txt").unlink()
+    again = _run(*words)
+    assert again.stderr == ""
+    assert "of earlier runs are there and were not read: --check does" in again.stdout
+    assert "run-000001 and its like are not backups" in (backup / "README.txt").read_text()
+
+    def logs() -> list[Path]:
+        return [backup / each["stored"] for each in _files(backup) if each["path"].endswith(".log")]
+
+    def lose_all() -> None:
+        shutil.rmtree(backup / "run-000001")
+
+    def cut_the_first() -> None:
+        with logs()[0].open("r+b") as file:
+            file.truncate(100)
+
+    def lose_the_last_that_grows() -> None:
+        logs()[-1].unlink()
+        nsqd.publish("t", b"more")
+
+    for lose in (lose_all, cut_the_first, lose_the_last_that_grows):
+        lose()
+        assert _run("backup", backup, "--check").returncode == 1
+        mended = _run(*words)
+        assert mended.returncode == 0, mended.stderr
+        assert "of earlier runs were not there any more, or too short, and were copied anew" in mended.stderr
+        assert _run("backup", backup, "--check").returncode == 0, lose
+    assert len(consume(_restored(daemons, backup), "t", "c", 301)) == 301
+
+
+def test_a_run_that_fails_leaves_nothing_and_names_the_file_that_it_could_not_write(
+    daemons: Daemons, tmp_path: Path
+) -> None:
+    """On a disk that nsqd writes to as well, what is left would keep it from publishing."""
+    nsqd, backup, first = daemons.nsqd(), tmp_path / "backup", tmp_path / "first"
+    nsqd.post("/topic/create?topic=t")
+    nsqd.publish("t", b"x" * 1000)
+    data_path = f"--data-path={nsqd.data_path}"
+    _done("backup", backup, data_path)
+    before = _tree(backup)
+    nsqd.publish("t", b"x" * 1_000_000, b"y" * 1_000_000)
+    nsqd.publish("new", b"x")
+
+    def failed(directory: Path, size_max: int) -> str:
+        ended = _limited(size_max, "backup", str(directory), data_path)
+        assert ended.returncode == 1, ended.stdout
+        return ended.stderr
+
+    assert f"{backup}: File too large; nothing of an earlier backup was changed" in failed(backup, 500_000)
+    assert _tree(backup) == before
+    assert f"{backup}/run-000002/database/channels.db: " in failed(backup, 20_000)
+    assert _tree(backup) == before
+    failed(first, 500_000)
+    assert set(_tree(first)) == {"flintmq-backup", "README.txt"}
+    _done("backup", backup, data_path)
+    assert _run("backup", backup, "--check").returncode == 0
+
+
+def test_a_restore_that_fails_leaves_its_directory_empty(daemons: Daemons, tmp_path: Path) -> None:
+    nsqd, backup, target = daemons.nsqd(), tmp_path / "backup", tmp_path / "target"
+    nsqd.publish("t", *(b"x" * 1_000_000 for _ in range(2)))
+    _done("backup", backup, f"--data-path={nsqd.data_path}")
+    full = _limited(1_000_000, "restore", str(backup), f"--data-path={target}")
+    assert full.returncode == 1
+    assert full.stderr.endswith(f"{target}: File too large; {target} is empty again\n"), full.stderr
+    (stored,) = (backup / each["stored"] for each in _files(backup) if each["path"].endswith(".log"))
+    data = stored.read_bytes()
+    stored.write_bytes(data[:-1])
+    assert "is not what was stored" in _refused("restore", backup, f"--data-path={target}")
+    assert list(target.iterdir()) == []
+    stored.write_bytes(data)
+    _done("restore", backup, f"--data-path={target}")
+
+
+def test_what_is_damaged_is_copied_as_it_is_and_said_with_what_nsqd_does_about_it(
+    daemons: Daemons, tmp_path: Path
+) -> None:
+    nsqd, backup = daemons.nsqd(SEGMENTS), tmp_path / "backup"
+    nsqd.post("/topic/create?topic=t")
+    nsqd.post("/channel/create?topic=t&channel=c")
+    for part in range(5):
+        nsqd.publish("t", *(b"%d %s" % (number, b"x" * 1000) for number in range(60 * part, 60 * part + 60)))
+    nsqd.stop()
+    headless, damaged = nsqd.segment_paths("t")[:2]
+    for path, position in ((headless, 30), (damaged, 500)):
+        data = bytearray(path.read_bytes())
+        data[position] ^= 1
+        path.write_bytes(data)
+    for _ in range(2):
+        notes = {
+            note.split(":")[0].split()[0]: note
+            for note in _done("backup", backup, f"--data-path={nsqd.data_path}")["notes"]
+        }
+        told = {Path(path).name: note for path, note in notes.items()}
+        assert told.keys() == {headless.name, damaged.name}
+        assert "its first 64 bytes are no header" in told[headless.name]
+        assert "nsqd skips that, and tells of it, when it comes to read it" in told[damaged.name]
+    nsqd.start()
+    assert nsqd.get("/damage")["reports"] == [], "neither was looked at"
+    assert 0 < len(consume(nsqd, "t", "c", 300)) < 300
+    (report,) = nsqd.get("/damage")["reports"]
+    assert report["path"].endswith(damaged.name)
+
+
+def _limited(size_max: int, *words: str) -> subprocess.CompletedProcess[str]:
+    """Runs flintmq as on a disk on which no file gets longer."""
+    command = ["prlimit", f"--fsize={size_max}:{size_max}", sys.executable, "-m", "flintmq", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+
+def _tree(directory: Path) -> dict[str, bytes]:
+    """All files below a directory, and what is in them."""
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()
+    }
 
 
 def _files(backup: Path) -> Any:

@@ -393,8 +393,49 @@ def test_more_topics_than_descriptors(daemons: Daemons):
     poor.launch()
     assert poor.wait() == 1
     assert re.search(r" FATAL: failed to instantiate nsqd - .*Too many open files", poor.log.splitlines()[-1])
+    assert re.search(
+        r"256 files are the limit of this process, and each of the 400 topics and partitions that are stored takes "
+        r"one: raise it to 656 or more \(LimitNOFILE of systemd, ulimit -n\)$",
+        poor.log.splitlines()[-1],
+    )
     nsqd.start()
     assert len(nsqd.get("/stats?format=json")["topics"]) == 400
+
+
+def test_topics_leave_descriptors_for_whoever_deletes_them(daemons: Daemons):
+    """However quickly they come: what is there is served, and topics are made again once some are gone."""
+    nsqd = daemons.nsqd("--durability=os", limits=("prlimit", "--nofile=128:128"))
+
+    def create(path: str) -> str:
+        answer = nsqd.request("POST", path, b"x")
+        assert answer.status in (200, 503), answer.body
+        return answer.body.decode() if answer.status == 503 else ""
+
+    with nsqd.connect() as publisher, nsqd.connect() as subscriber, contextlib.ExitStack() as stack:
+        subscriber.settle()
+        publisher.send(b"".join(pub(f"t{number}", b"x") for number in range(400)))
+        frames = publisher.wait_closed()
+        assert {frame.data for frame in frames[:-1]} == {b"OK"}
+        made = len(frames) - 1
+        refused = f"E_PUB_FAILED PUB failed topic t{made} cannot be created: too few of 128 open files are left"
+        assert frames[-1].data.decode().startswith(refused), frames[-1]
+        while made < 128 and not create(f"/pub?topic=t{made}"):
+            made += 1
+        stack.enter_context(socket.create_connection(nsqd.http))  # in the place of the request that was refused
+        assert nsqd.request("GET", "/ping").body == b"OK"
+        assert len(nsqd.get("/stats?format=json")["topics"]) == made + 1, "and the one of settle()"
+        for path in ("/pub?topic=new", "/topic/create?topic=new", "/topic/create?topic=new&partition_num=100"):
+            assert create(path).startswith('{"message":"TOO_FEW_FILES: topic new cannot be created: '), path
+        subscriber.send(b"SUB new c\n")
+        text = "E_SUB_FAILED SUB failed topic new cannot be created: too few of 128 open files are left.*LimitNOFILE"
+        assert re.match(text, subscriber.wait_closed()[-1].data.decode())
+        assert create("/pub?topic=t0") == ""
+        assert create("/pub?topic=new%23ephemeral") == "", "it has no file"
+        for number in range(10):
+            nsqd.post(f"/topic/delete?topic=t{number}")
+        wait_until(lambda: not create("/topic/create?topic=new"), "there is room again")
+    assert "topic not created: too few of 128 files are left" in nsqd.log
+    assert "Too many open files" not in nsqd.log
 
 
 def test_connections_beyond_the_limit_are_refused(daemons: Daemons):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -20,9 +22,10 @@ from tests.spark.processes import NsqdProcess, environment
 from tests.spark.test_reader import numbered
 
 from flintmq import cli
-from flintmq.errors import OptionError
+from flintmq.errors import OptionError, UsageError
+from flintmq.pipeline import archive as module
 from flintmq.pipeline import files
-from flintmq.pipeline.archive import Archived, archive
+from flintmq.pipeline.archive import KINDS, Archived, LogGone, archive
 from flintmq.pipeline.files import ArchiveError, FileName
 from flintmq.spark import retry
 from flintmq.spark.broker import POOL
@@ -190,9 +193,109 @@ def test_what_is_gone(fake, tmp_path, caplog):
     assert archive(tmp_path, nsqd=fake.address, topic="t", failOnDataLoss="false").rows == 100
     fake.logs["t"] = [FakeLog()]
     fake.topic("t", numbered(1, 6))
-    assert archive(tmp_path, nsqd=fake.address, topic="t").rows == 5, "created again it is another log"
+    with pytest.raises(LogGone, match=r"up to 301.* another log in its place"):
+        archive(tmp_path, nsqd=fake.address, topic="t")
+    assert len(rows(tmp_path)) == 205, "created again it is another log, and is archived first"
+    assert archive(tmp_path, nsqd=fake.address, topic="t", failOnDataLoss="false").rows == 0
     assert "is no more; it is archived up to 301" in caplog.text
+    assert archive(tmp_path, nsqd=fake.address, topic="t").rows == 0
     assert [n for _, n, _ in rows(tmp_path)] == sorted([*range(1, 101), *range(201, 301), *range(1, 6)])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_deleted_topic_is_an_error_until_it_is_let_go(fake, tmp_path, kind, capsys, caplog):
+    """Nobody knows what it had in the end; the others are archived all the same, and one run lets it go."""
+    flags = ["pipeline", "archive", f"--nsqd={fake.address}", "--topic=a,b", f"--to={tmp_path}", f"--format={kind}"]
+    gone, other = fake.topic("a", numbered(1, 101)), fake.topic("b", numbered(1, 11))
+    assert cli.main(flags) == 0
+    del fake.logs["a"]
+    other.append(numbered(11, 21))
+    capsys.readouterr()
+    assert cli.main(flags) == 1
+    said = capsys.readouterr()
+    assert f"topic 'a', partition 0, log {gone.log_id}: it is archived up to 101" in said.err
+    assert "One run with failOnDataLoss=false lets it go" in said.err
+    assert len(rows(tmp_path)) == 120
+    assert cli.main(flags) == 1, "until somebody has said that it may go"
+    assert cli.main([*flags, "--source-option=failOnDataLoss=false"]) == 0
+    assert cli.main(flags) == 0
+    fake.logs["a"] = [gone]
+    gone.append(numbered(101, 111))
+    assert cli.main(flags) == 0, "it has come back with more"
+    del fake.logs["a"]
+    assert cli.main(flags) == 1, "what it was let go with is not all it had"
+    assert len(rows(tmp_path)) == 130
+    pickled = pickle.loads(pickle.dumps(LogGone(PartitionKey("a", 0, gone.log_id), 111, "so it is")))
+    assert "log " + gone.log_id in str(pickled) and pickled.start == 111
+
+
+def test_an_ephemeral_topic_goes_by_itself(fake, tmp_path, caplog):
+    fake.topic("t#ephemeral", numbered(1, 11))
+    fake.topic("t", numbered(1, 11))
+    given: dict[str, Any] = {"nsqd": fake.address, "topics": "t,t#ephemeral"}
+    assert archive(tmp_path, **given).rows == 20
+    del fake.logs["t#ephemeral"]
+    assert archive(tmp_path, **given).rows == 0
+    assert caplog.text.count("t#ephemeral 0/") == 1 and "is no more; it is archived up to 11" in caplog.text
+    assert archive(tmp_path, **given).rows == 0
+    assert caplog.text.count("is no more") == 1
+
+
+def test_an_nsqd_that_is_listed_no_more(fake, tmp_path, monkeypatch, caplog):
+    """nsqlookupd forgets one that stops: it may be starting again, and is waited for."""
+    log = fake.topic("t", numbered(1, 11))
+    with FakeLookupd() as lookupd:
+        there = {"producers": [{"broadcast_address": "127.0.0.1", "tcp_port": fake.port}]}
+        lookupd.answers |= {"/lookup?topic=t": there}
+        given: dict[str, Any] = {"lookupd": lookupd.address, "topic": "t", "retries": "1"}
+        assert archive(tmp_path, **given).rows == 10
+        lookupd.answers |= {"/lookup?topic=t": {"producers": []}}
+        with pytest.raises(LogGone, match=r"up to 11, .*: no nsqd has it\. One run"):
+            archive(tmp_path, **given)
+        log.append(numbered(11, 21))
+        stop = threading.Event()
+
+        def appear(done: Archived) -> None:
+            if done.rows == 10:
+                stop.set()
+            lookupd.answers["/lookup?topic=t"] = there
+
+        archive(tmp_path, follow=True, interval_s=0.001, on_progress=appear, stop=stop, **given)
+        assert "waits at 11: no nsqd has it" in caplog.text
+        assert len(rows(tmp_path)) == 20, "with follow it waits, and goes on"
+        lookupd.answers |= {"/lookup?topic=t": {"producers": []}}
+        monkeypatch.setattr(module, "AWAY_NS", 1)
+        with pytest.raises(LogGone, match="up to 21"):
+            archive(tmp_path, follow=True, interval_s=0.001, **given)
+
+
+def test_files_beside_those_of_sparks_own_sink(fake, tmp_path, capsys):
+    """Spark would read the files alone that its sink has listed."""
+    (tmp_path / "_spark_metadata").mkdir()
+    fake.topic("t", numbered(1, 11))
+    assert cli.main(["pipeline", "archive", f"--to={tmp_path}", f"--nsqd={fake.address}", "--topic=t"]) == 1
+    assert "_spark_metadata lists: name another one" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("*.parquet"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", ["ours://bucket/flights", "file:///tmp/x", "ours:/x", Path("ours://bucket/flights")])
+def test_no_url_is_taken_for_a_directory(fake, tmp_path, monkeypatch, capsys, kind, place):
+    """Nobody knows the scheme, so that no library that were handed it would ask somebody on a network."""
+    monkeypatch.chdir(tmp_path)
+    fake.topic("t", numbered(1, 11))
+    for words in (
+        ["archive", f"--to={place}", f"--nsqd={fake.address}", "--topic=t", f"--format={kind}"],
+        ["compact", str(place)],
+        ["replay", f"--path={place}", f"--nsqd={fake.address}", "--to-topic=again"],
+    ):
+        assert cli.main(["pipeline", *words]) == 2
+        said = capsys.readouterr().err
+        assert f"{place} is a URL, and files are read and written in local or mounted directories alone" in said
+        assert said.count("\n") == 1
+    with pytest.raises(UsageError, match="is a URL"):
+        archive(place, nsqd=fake.address, topic="t", format=kind)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_one_that_cannot_be_read_holds_up_no_other(fake, tmp_path, caplog):
@@ -260,7 +363,10 @@ def test_a_topic_that_is_nowhere(fake, tmp_path, capsys):
         assert "7 messages in 1 files" in capsys.readouterr().out
         made.join()
     del fake.logs["late"]
-    assert cli.main(["pipeline", "archive", at, "--topic=late", f"--to={tmp_path}/files"]) == 0, "of which it has files"
+    words = ["pipeline", "archive", at, "--topic=late", f"--to={tmp_path}/files"]
+    assert cli.main(words) == 1, "of which it has files"
+    assert "it is archived up to 8, and what it had" in capsys.readouterr().err
+    assert cli.main([*words, "--source-option=failOnDataLoss=false"]) == 0
     assert "0 messages" in capsys.readouterr().out
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -15,10 +17,12 @@ from tests.spark.test_lag import checkpoint
 
 from flintmq import cli
 from flintmq.errors import NsqdError
-from flintmq.pipeline import flow
+from flintmq.pipeline import file_sinks, flow
 from flintmq.pipeline.flow import check_plan, run_plan
 from flintmq.pipeline.plan_file import PlanError, read_plan
 from flintmq.pipeline.runner import JobFailed, Runner
+from flintmq.pipeline.streams import CheckpointError
+from flintmq.pipeline.streams import held as held_checkpoint
 
 WHOLE = """
 name = "flights"
@@ -312,6 +316,113 @@ def test_a_source_for_each_sink(spark, nsqd, topic, tmp_path):
                 look(plan, spark=spark)
             assert f":{line_of(line, plan.read_text())}: " in str(caught.value), str(caught.value)
     assert not (tmp_path / "checkpoint").exists()
+
+
+STREAMS = """
+name = "{name}"
+checkpoint = "{directory}/{name}"
+
+[[source]]
+name = "numbers"
+format = "json"
+stream = true
+schema = "number int"
+options = {{ path = "{directory}/{name}-in" }}
+
+[[sink]]
+from = "numbers"
+format = "parquet"
+[sink.options]
+path = "{directory}/out"
+"""
+
+
+def stream_of(name: str, directory: Path) -> Path:
+    """Write a pipeline from a directory of its own into the same one as the others, and a number for it to read."""
+    (directory / f"{name}-in").mkdir()
+    (directory / f"{name}-in" / "1.json").write_text('{"number": 1}')
+    plan = directory / f"{name}.toml"
+    plan.write_text(STREAMS.format(name=name, directory=directory))
+    return plan
+
+
+def refused_at(plan: Path, line: str, said: str, spark: Any) -> None:
+    for look in (check_plan, run_plan):
+        with pytest.raises(PlanError, match=said) as caught:
+            look(plan, spark=spark)
+        assert f":{line_of(line, plan.read_text())}: " in str(caught.value)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_directory_that_has_micro_batches_of_another_query(spark, tmp_path):
+    """Spark would take ours of the same number for done, and nobody would have the rows."""
+    first, second = (stream_of(name, tmp_path) for name in ("first", "second"))
+    place, checkpoint = tmp_path / "first", tmp_path / "first" / "numbers"
+    assert run_plan(first, spark=spark).written == {"numbers": 1}
+    said = "it has micro-batches up to 0 of another query or checkpoint; Spark would leave out ours: name another dir"
+    refused_at(second, "path =", said, spark)
+    assert not any((tmp_path / "second").glob("numbers/offsets/*")), "nothing was read"
+
+    place.rename(tmp_path / "aside")  # as rm -r does
+    refused_at(first, "path =", said, spark)
+    (tmp_path / "aside").rename(place)
+
+    (checkpoint / "commits" / "0").unlink()  # as after a kill between the two notes
+    assert check_plan(first, spark=spark)
+    planned = checkpoint / "offsets" / "0"
+    written = planned.stat()
+    os.utime(planned, (written.st_atime + 3600, written.st_mtime + 3600))
+    refused_at(first, "path =", said, spark)  # what is there was written long before this one was planned
+    os.utime(planned, (written.st_atime, written.st_mtime))
+    (tmp_path / "first-in" / "2.json").write_text('{"number": 2}')
+    run_plan(first, spark=spark)
+    assert sorted(row["number"] for row in spark.read.parquet(str(tmp_path / "out")).collect()) == [1, 2]
+
+    more = {number: tmp_path / "out" / "_spark_metadata" / f"{number}" for number in (8, 9)}
+    more[8].touch()
+    more[9].with_suffix(".compact").touch()
+    refused_at(second, "path =", "up to 9 of another", spark)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_batch_into_the_directory_of_a_stream(spark, tmp_path):
+    """Spark would not read its rows there; what overwrites all is read."""
+    plan = stream_of("first", tmp_path)
+    run_plan(plan, spark=spark)
+    plan.write_text(plan.read_text().replace("stream = true", "stream = false"))
+    refused_at(plan, "path =", "a stream has written there, and Spark reads the files alone that _spark_met", spark)
+    plan.write_text(plan.read_text().replace('format = "parquet"', 'format = "parquet"\nmode = "overwrite"'))
+    assert run_plan(plan, spark=spark).written == {"numbers": 1}
+    assert spark.read.parquet(str(tmp_path / "out")).count() == 1
+
+
+@pytest.mark.spark
+def test_two_sinks_with_one_directory(spark, tmp_path):
+    plan = stream_of("first", tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    text = plan.read_text()
+    paths = (tmp_path / "out", f"{tmp_path}/out/", os.path.relpath(tmp_path / "out"), f"file://{tmp_path}/link")
+    for path in paths:
+        more = f'[[sink]]\nname = "again"\nfrom = "numbers"\nformat = "json"\noptions = {{ path = "{path}" }}\n'
+        plan.write_text(f"{text}\n{more}")
+        refused_at(plan, f'options = {{ path = "{path}"', "sink numbers writes to this directory", spark)
+
+
+@pytest.mark.spark
+def test_one_run_at_a_time(spark, tmp_path):
+    """A second one with the same checkpoint, or with another and the same directory, is refused; the first goes on."""
+    plan = stream_of("first", tmp_path)
+    place = tmp_path / "first"
+    with held_checkpoint(place), pytest.raises(CheckpointError, match=f"{place}: another job runs with it"):
+        run_plan(plan, spark=spark)
+    with file_sinks.held(f"file:{tmp_path}/out"):
+        assert check_plan(plan, spark=spark), "a check changes nothing"
+        with pytest.raises(PlanError, match="another pipeline writes to it") as caught:
+            run_plan(plan, spark=spark)
+    assert f":{line_of('path =', plan.read_text())}: " in str(caught.value)
+    assert run_plan(plan, spark=spark).written == {"numbers": 1}
 
 
 def test_a_topic_that_is_nowhere(nsqd, topic, tmp_path, capsys):

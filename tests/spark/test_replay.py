@@ -24,7 +24,7 @@ from tests.spark.test_sink_once import Crash, Killed, bodies, stored
 
 from flintmq import cli
 from flintmq.client.core.sharding import partition_of
-from flintmq.errors import OptionError
+from flintmq.errors import NsqdError, OptionError
 from flintmq.pipeline import parquet
 from flintmq.pipeline import replay as module
 from flintmq.pipeline.archive import archive
@@ -216,6 +216,9 @@ def test_wrong_files_and_columns(tmp_path: Path):
     given: dict[str, Any] = {"nsqd": "127.0.0.1:1", "topic": "t"}
     with pytest.raises(FilesError, match="there are no Parquet files"):
         replay(tmp_path, **given)
+    for missing in (tmp_path / "nowhere", tmp_path / "nowhere" / "x.parquet"):
+        with pytest.raises(FilesError, match=f"^{missing}: it does not exist$"):
+            replay(missing, **given)
     (tmp_path / "x.parquet").write_bytes(b"no such thing")
     with pytest.raises(FilesError, match="it is no Parquet file"):
         replay(tmp_path, **given)
@@ -231,6 +234,63 @@ def test_wrong_files_and_columns(tmp_path: Path):
     ):
         with pytest.raises(OptionError, match=said):
             replay(path, **{**given, **more})
+
+
+def test_a_dry_run_refuses_what_the_run_refuses(nsqd: NsqdProcess, topic: str, tmp_path: Path):
+    """And nothing else: what it lets pass is published."""
+    path = table(
+        tmp_path / "x.parquet",
+        body=["a", "b"],
+        partition=pa.array([0, 1], pa.int32()),
+        key=["k", None],
+        trace_id=pa.array([1, 2], pa.int64()),
+        headers=['{"a": "b"}', None],
+    )
+    worse = table(tmp_path / "worse.parquet", body=["a"], headers=["no JSON"], partition=pa.array([-1], pa.int32()))
+    plain, parted, headed = (f"{topic}-{kind}" for kind in ("plain", "parted", "headed"))
+    nsqd.post(f"/topic/create?topic={plain}")
+    nsqd.post(f"/topic/create?topic={parted}&partition_num=2")
+    nsqd.post(f"/topic/create?topic={headed}&extend=true")
+    tried: list[tuple[str, Path, dict[str, Any], str]] = [
+        (plain, path, {"keep": ["partition"]}, f"keep='partition' is not .*{plain} has no partitions"),
+        (plain, path, {"key": "key"}, f"key='key' is not allowed; topic {plain} has no partitions"),
+        (plain, path, {"keep": ["trace_id"]}, f"keep='trace_id' is not allowed; topic {plain} has no partitions"),
+        (plain, path, {"keep": ["headers"]}, f"keep='headers' is not allowed; topic {plain} has no headers"),
+        (parted, path, {"keep": ["headers"]}, f"topic {parted} has no headers"),
+        (f"{topic}-none", path, {"keep": ["headers"]}, f"topic {topic}-none has no headers"),
+        (headed, worse, {"keep": ["headers"]}, "keep='headers' is not allowed; .* row 0 of its batch"),
+        (parted, worse, {"keep": ["partition"]}, "the files have partition -1, topic"),
+        (plain, path, {}, ""),
+        (parted, path, {"keep": ["partition", "trace_id"]}, ""),
+        (parted, path, {"key": "key"}, ""),
+        (headed, path, {"keep": ["headers", "trace_id"]}, ""),
+    ]
+    for number, (name, file, more, said) in enumerate(tried):
+        given: dict[str, Any] = {"nsqd": nsqd.address, "topic": name, "write_id": f"w{number}", **more}
+        if said:
+            with pytest.raises((OptionError, FilesError), match=said):
+                replay(file, dry_run=True, **given)
+            with pytest.raises((OptionError, FilesError, NsqdError)):
+                replay(file, **given)
+        else:
+            assert replay(file, dry_run=True, **given).rows == replay(file, **given).rows == 2, given
+
+
+def test_a_dry_run_for_an_nsqd_of_somebody_else(tmp_path: Path):
+    path = table(tmp_path / "x.parquet", body=["a"], key=["k"], trace_id=pa.array([1], pa.int64()))
+    tried: list[tuple[dict[str, Any], str]] = [
+        ({"key": "key"}, "key='key' is not allowed; only FlintMQ's nsqd"),
+        ({"keep": ["trace_id"]}, "keep='trace_id' is not allowed; only FlintMQ's nsqd"),
+        ({"delivery": "once"}, "delivery='once' is not allowed"),
+    ]
+    with FakeNsqd() as other:
+        given: dict[str, Any] = {"nsqd": other.address, "topic": "t"}
+        assert replay(path, dry_run=True, **given).topic == "of an nsqd that is not FlintMQ's"
+        for more, said in tried:
+            with pytest.raises(OptionError, match=said):
+                replay(path, dry_run=True, **given, **more)
+            with pytest.raises(OptionError):
+                replay(path, **given, **more)
 
 
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])
@@ -435,6 +495,21 @@ def test_stopping_between_rows(nsqd: NsqdProcess, topic: str, archived: Path, mo
     assert len(stored(nsqd.address, topic)) == 600
 
 
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_an_end_before_the_start(archived: Path, capsys, more):
+    words = ["pipeline", "replay", f"--path={archived}", "--nsqd=127.0.0.1:1", "--to-topic=t", *more]
+    for bounds, said in (
+        (
+            ["--since=2026-11-24", "--until=2026-11-23"],
+            "until='1795392000000 ms since 1970' is not allowed; since is later, 1795478400000 ms",
+        ),
+        (["--start-offset=5", "--end-offset=4"], "end_offset=4 is not allowed; it has to be above start_offset, 5"),
+        (["--start-offset=5", "--end-offset=5"], "end_offset=5 is not allowed; it has to be above start_offset, 5"),
+    ):
+        assert cli.main([*words, *bounds]) != 0
+        assert said in capsys.readouterr().err
+
+
 def test_wrong_words(capsys):
     for words, said in (
         ([], "give --path"),
@@ -442,6 +517,7 @@ def test_wrong_words(capsys):
         (["--path=x", "--to-topic=t"], "give either --nsqd or --lookupd"),
         (["--path=x", "--to-topic=t", "--nsqd=a:1", "--since=noon"], "--since noon is no time"),
         (["--path=x", "--to-topic=t", "--nsqd=a:1", "--trace-id=-1"], "--trace-id -1 is not a whole number"),
+        (["--path=s3://x/y", "--to-topic=t", "--nsqd=a:1"], "s3://x/y is a URL"),
         (["--path=x", "--to-topic=t", "--nsqd=a:1", "--keep=all"], "it must be one of: partition, trace_id, headers"),
     ):
         assert cli.main(["pipeline", "replay", *words]) == 2, words

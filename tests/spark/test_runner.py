@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -126,6 +127,34 @@ def test_progress_as_a_bar(capsys):
     assert "Spark: http://127.0.0.1:4040\n" in told
     assert "\r1,000 rows  7 bad  500/s  lag 4,000  batch 3  ETA 8 s" in told
     assert told.endswith("\n")
+
+
+@pytest.mark.parametrize(("columns", "bar"), [(200, 78), (40, 39), (5, 4), (1, 0), (0, 78)])
+def test_a_bar_is_no_wider_than_its_terminal(capsys, monkeypatch, columns: int, bar: int):
+    """What is wider goes to the next line, and the next look cannot take it away."""
+    monkeypatch.setattr("sys.stderr.fileno", lambda: 2, raising=False)
+    monkeypatch.setattr("os.get_terminal_size", lambda _: os.terminal_size((columns, 10)))
+    monkeypatch.setenv("TERM", "xterm")
+    shown = Shown("bar", Later())
+    for count in (1000, 2000):
+        shown(Work(rows=count, lag=4000, batch=3, more={"bad": 7}))
+    shown.finish()
+    told = capsys.readouterr().err
+    lines = told.removesuffix("\n").split("\r")[1:]
+    assert told.endswith("\n") and {len(line) for line in lines} == {bar} and len(lines) == 3
+    assert lines[0].startswith("1,000 rows"[:bar])
+
+
+def test_a_terminal_that_cannot_go_back_gets_lines(capsys, monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    shown = Shown("bar", Later())
+    shown(Work(rows=1000, lag=4000, batch=3, ui="http://127.0.0.1:4040"))
+    shown.finish()
+    told = capsys.readouterr().err
+    assert "\r" not in told and told.endswith("\n")
+    first, *more = told.splitlines()
+    assert first == "Spark: http://127.0.0.1:4040"
+    assert [line.partition(" rows")[0] for line in more] == ["1,000", "1,000"]
 
 
 def test_quiet_where_nobody_looks(capsys):

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.integration.daemons import SPARK_PATIENCE_S
@@ -28,10 +29,12 @@ from flintmq.options import Options, resolve
 from flintmq.pipeline import dedupe, mirror, rollup, streams, tail, topics
 from flintmq.pipeline.bodies import read_schema
 from flintmq.pipeline.doctor import PROBLEM, checkpoint
+from flintmq.pipeline.file_sinks import SinkError
 from flintmq.pipeline.options import StreamFlags, Work
 from flintmq.pipeline.runner import JobFailed, Runner
 from flintmq.pipeline.topics import Target
 from flintmq.spark.options import SourceOptions
+from flintmq.spark.session_settings import PARQUET_TIMES
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(2 * SPARK_PATIENCE_S)]
 
@@ -455,6 +458,44 @@ def test_a_micro_batch_that_is_repeated_replaces_its_files(spark: Any, tmp_path:
     assert {path.parent.name for path in tmp_path.glob("dt=*/hour=*/*.parquet")} == {f"hour={n}" for n in range(12, 17)}
 
 
+def test_files_beside_those_of_sparks_own_sink(job: Job, nsqd: NsqdProcess, topic: str, tmp_path: Path):
+    """Spark would read the files alone that its sink has listed."""
+    nsqd.publish(topic, numbered(0, 5))
+    (tmp_path / "out" / "_spark_metadata").mkdir(parents=True)
+    for words in (
+        ["--key=body", f"--to={tmp_path / 'out'}"],
+        ["--key=id", "--schema=id bigint", f"--to={tmp_path / 'rows'}", f"--bad-rows={tmp_path / 'out'}"],
+    ):
+        with pytest.raises(SinkError, match=f"directory {tmp_path}/out: .* _spark_metadata lists: name another one"):
+            job(dedupe, f"--topic={topic}", *words, f"--checkpoint={tmp_path / words[0]}")
+    assert not rows(tmp_path)
+
+
+def test_times_in_files_have_their_zone(spark: Any, tmp_path: Path):
+    """Also in a directory whose first files are of before, without one: Spark reads and adds to both alike."""
+    frame = spark.range(3).selectExpr("id", "timestamp_seconds(1795435200 + id) AS timestamp")
+    files = streams.BatchFiles(tmp_path, "job", by_hour=True)
+    kept = spark.conf.get(PARQUET_TIMES)
+    try:
+        spark.conf.set(PARQUET_TIMES, "INT96")
+        files(frame, 0)
+    finally:
+        spark.conf.set(PARQUET_TIMES, kept)
+    before = set(tmp_path.glob("**/*.parquet"))
+    files(frame, 1)
+    types = {pq.read_schema(path).field("timestamp").type for path in set(tmp_path.glob("**/*.parquet")) - before}
+    assert types == {pa.timestamp("us", tz="UTC")}
+    found = spark.read.parquet(str(tmp_path)).selectExpr("id", "unix_seconds(timestamp) AS at").collect()
+    assert sorted((row["id"], row["at"] - 1795435200) for row in found) == [(n, n) for n in (0, 0, 1, 1, 2, 2)]
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    try:
+        spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+        again = spark.read.parquet(str(tmp_path)).selectExpr("unix_seconds(timestamp) - id AS at").distinct().collect()
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+    assert [row["at"] for row in again] == [1795435200]
+
+
 def test_a_jvm_that_is_killed_ends_a_job_with_a_line(nsqd: NsqdProcess, topic: str, tmp_path: Path):
     nsqd.publish(topic, numbered(0, 50))
     flags = [f"--topic={topic}", f"--to-topic={topic}-copy", f"--nsqd={nsqd.address}", f"--checkpoint={tmp_path / 'c'}"]
@@ -529,6 +570,8 @@ def test_wrong_words(capsys: pytest.CaptureFixture[str]):
             "give another --bad-topic",
         ),
         ("dedupe", [*here, "--key=body", "--to-nsqd=127.0.0.1:2", "--to-topic=t"], "give --checkpoint"),
+        ("dedupe", [*here, "--key=body", "--to=s3://x/y", *kept], "s3://x/y is a URL"),
+        ("rollup", [*here, "--to=x", "--time=at", "--bad-rows=hdfs://x", *kept], "hdfs://x is a URL"),
         ("rollup", [*here, "--to-topic=t", *kept], "give --to-nsqd, --to-lookupd or another --to-topic"),
         ("rollup", [*here, "--to-topic=t", "--to-nsqd=127.0.0.1:1", *kept], "topic 't' is read"),
         ("rollup", [*here, "--to=x", "--bad-rows=y"], "need --schema"),

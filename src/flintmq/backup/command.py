@@ -1,7 +1,7 @@
 """``flintmq backup`` and ``flintmq restore``: what is typed, what is printed, exit codes.
 
-Rules of this file: results go to stdout, everything else to stderr; exit code 0 only if the backup is complete and was
-read back.
+Rules of this file: results go to stdout, everything else to stderr; exit code 0 only if the backup is complete; a text
+says that something was read back only of what was.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import NoReturn
 import msgspec
 
 from flintmq.backup.live import LiveDirectory
-from flintmq.backup.manifest import BackupError, Manifest
+from flintmq.backup.manifest import BackupError, Manifest, is_empty
 from flintmq.backup.restoring import restore
-from flintmq.backup.taking import Taking, check
+from flintmq.backup.taking import Taken, Taking, check
 from flintmq.clock import SystemClock
 from flintmq.errors import DataPathLocked, UsageError
 from flintmq.storage import OsFiles
@@ -40,7 +40,8 @@ def parser_of_backup() -> argparse.ArgumentParser:
         prog="flintmq backup",
         description="Copies the data directory of an nsqd, which may run, to DIR: topics, messages, channels and where "
         "they are. All that was acknowledged before it begins is there. With the backup of an earlier run in DIR only "
-        "what is new is copied. Every file is read back.",
+        "what is new is copied. What is written is read back; files of earlier runs are only looked for, and --check "
+        "reads all.",
         allow_abbrev=False,
     )
     parser.add_argument("directory", metavar="DIR", help="new, empty, or with an earlier backup of the same nsqd")
@@ -60,18 +61,29 @@ def run_backup(arguments: Sequence[str]) -> int:
     if given.check == (given.data_path is not None):
         raise UsageError("give --data-path=PATH to make a backup, or --check to look at one")
     if given.check:
-        manifest, written_bytes = _checked(given.directory), 0
+        manifest = _checked(given.directory)
+        taken = Taken(manifest, 0, 0, [])
     else:
-        manifest, written_bytes = _taken(given.data_path, given.directory)
+        taken = _taken(given.data_path, given.directory)
+        manifest = taken.manifest
+    if taken.replaced:
+        sys.stderr.write(
+            f"flintmq backup: {_counted(len(taken.replaced))} of earlier runs were not there any more, or too short, "
+            f"and were copied anew, such as {taken.replaced[0]}: nothing but flintmq backup should write to "
+            f"{given.directory}; --check reads the others\n"
+        )
     for note in manifest.notes[:_NOTES_MAX]:
         sys.stderr.write(f"flintmq backup: {note}\n")
     if len(manifest.notes) > _NOTES_MAX:
         sys.stderr.write(f"flintmq backup: and {len(manifest.notes) - _NOTES_MAX} more, see backup.json\n")
-    _print(_summary(manifest, given.directory) | {"written_bytes": written_bytes}, given.json, _told(manifest))
+    figures = {
+        "written_bytes": taken.written_bytes, "kept_files": taken.kept_count, "replaced_files": len(taken.replaced)
+    }  # fmt: skip
+    _print(_summary(manifest, given.directory) | figures, given.json, [_told(taken)])
     return 0
 
 
-def _taken(data_path: str, directory: str) -> tuple[Manifest, int]:
+def _taken(data_path: str, directory: str) -> Taken:
     source = LiveDirectory(data_path)
     target = os.path.realpath(directory)
     common = os.path.commonpath((source.root, target))
@@ -80,12 +92,11 @@ def _taken(data_path: str, directory: str) -> tuple[Manifest, int]:
     _make(directory)
     files = _opened(directory)
     try:
-        taken = Taking(source, files, SystemClock().wall_ns, _pause).take()
+        return Taking(source, files, SystemClock().wall_ns, _pause).take()
     except OSError as error:
-        raise BackupError(_failed(directory, error)) from error
+        raise BackupError(f"{_failed(directory, error)}; nothing of an earlier backup was changed") from error
     finally:
         files.close()
-    return taken.manifest, taken.written_bytes
 
 
 def _checked(directory: str) -> Manifest:
@@ -126,7 +137,8 @@ def run_restore(arguments: Sequence[str]) -> int:
         try:
             restored = restore(source, target)
         except OSError as error:
-            raise BackupError(_failed(given.data_path, error)) from error
+            left = "is empty again" if is_empty(target.root) else "has a part of it: remove that"
+            raise BackupError(f"{_failed(given.data_path, error)}; {given.data_path} {left}") from error
         finally:
             target.close()
     finally:
@@ -164,7 +176,7 @@ def _opened(directory: str) -> OsFiles:
 
 def _failed(directory: str, error: OSError) -> str:
     where = error.filename or directory
-    return f"{where}: {error.strerror or error}; nothing of an earlier backup was changed"
+    return f"{where}: {error.strerror or error}"
 
 
 def _pause(duration_s: float) -> None:
@@ -185,10 +197,22 @@ def _summary(manifest: Manifest, directory: str) -> dict[str, object]:
     }
 
 
-def _told(manifest: Manifest) -> list[str]:
+def _told(taken: Taken) -> str:
+    manifest = taken.manifest
     topics = {held.topic for held in manifest.partitions}
-    size = f"{manifest.size_bytes / _MIB:.1f} MiB in {len(manifest.files)} files"
-    return [f"{len(topics)} topics, {len(manifest.partitions)} partitions, {size}: complete, and read back"]
+    size = f"{manifest.size_bytes / _MIB:.1f} MiB in {_counted(len(manifest.files))}"
+    text = f"{len(topics)} topics, {len(manifest.partitions)} partitions, {size}: complete"
+    if not taken.kept_count:
+        return f"{text}, and read back"
+    written = len(manifest.files) - taken.kept_count
+    return (
+        f"{text}; {_counted(written)} written now and read back, {_counted(taken.kept_count)} of earlier runs are "
+        "there and were not read: --check does"
+    )
+
+
+def _counted(count: int) -> str:
+    return f"{count} file{'s' if count != 1 else ''}"
 
 
 def _print(summary: dict[str, object], is_json: bool, lines: Sequence[str]) -> None:

@@ -5,6 +5,7 @@
     DIR/
       flintmq-backup          of which data directory this is a backup; there before anything else
       backup.json             the files of the last complete backup: from which path, where stored, how long, checksum
+      README.txt              for people; no part of the backup
       run-000001/...          files that the first run stored
       run-000002/...          files that a later run stored; segments that had only grown are continued where they are
 
@@ -24,6 +25,18 @@ from flintmq.storage import Files, replace_file
 
 MANIFEST_NAME = "backup.json"
 MARK_NAME = "flintmq-backup"
+README_NAME = "README.txt"
+README_TEXT = b"""\
+This directory as a whole is one backup of the data directory of an nsqd, as of the last run of flintmq backup.
+
+run-000001 and its like are not backups: each has the files that one run stored, and the backup needs those of all runs
+that are here. Remove, move or change none of them. What is needed no more the next run removes.
+
+    flintmq backup DIR --check                  is all of it there, as it was stored?
+    flintmq restore DIR --data-path=PATH        makes a data directory of it, in a new or an empty directory
+"""
+OF_FILE_SYSTEMS = frozenset({"lost+found"})
+"""Names that a file system puts into an empty directory by itself."""
 FORMAT = 1
 _SIZE_MAX = 1 << 30
 _PIECE_BYTES = 4 * 1024 * 1024
@@ -167,5 +180,5 @@ def check_file(files: Files, file: StoredFile) -> None:
 
 
 def is_empty(root: str) -> bool:
-    """Whether nothing is in a directory but what a file system puts there by itself."""
-    return not set(os.listdir(root)) - {"lost+found"}
+    """Whether nothing is in a directory but :data:`OF_FILE_SYSTEMS`."""
+    return not set(os.listdir(root)) - OF_FILE_SYSTEMS

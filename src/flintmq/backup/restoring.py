@@ -5,16 +5,18 @@ that goes on has newer copies, which the restored ones must neither stand for no
 cluster then brings what it has, as every single node does: the cluster takes what it lacks, and refuses what it has.
 
 Rules of this file: the database comes last, so that nsqd does not start on what was restored in part; every file is
-compared with the list on the way.
+compared with the list on the way; a restore that fails leaves the directory empty, as it was.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 from dataclasses import dataclass, field
 
 import msgspec
 
-from flintmq.backup.manifest import BackupError, Manifest, StoredFile, is_empty, read_manifest
+from flintmq.backup.manifest import OF_FILE_SYSTEMS, BackupError, Manifest, StoredFile, is_empty, read_manifest
 from flintmq.broker.adoption import clamp_cursor
 from flintmq.checksum import crc32
 from flintmq.settings import decode_settings
@@ -66,6 +68,14 @@ def restore(source: OsFiles, target: OsFiles) -> Restored:
     manifest = read_manifest(source)
     if manifest is None:
         raise BackupError(f"{source.root} has no complete backup")
+    try:
+        return _restored(source, manifest, target)
+    except BaseException:
+        _clear(target)
+        raise
+
+
+def _restored(source: OsFiles, manifest: Manifest, target: OsFiles) -> Restored:
     names = (DATABASE_NAME, LIST_NAME)
     directories: dict[str, None] = {}
     for file in manifest.files:
@@ -94,6 +104,18 @@ def restore(source: OsFiles, target: OsFiles) -> Restored:
     target.remove_directory(_RESTORING)
     target.sync_directory("")
     return restored
+
+
+def _clear(target: OsFiles) -> None:
+    """Remove what was restored into a directory that was empty, as far as that is possible."""
+    for name in target.list(""):
+        if name in OF_FILE_SYSTEMS:
+            continue
+        with contextlib.suppress(OSError):
+            if os.path.isdir(os.path.join(target.root, name)):
+                target.remove_directory(name)
+            else:
+                target.remove(name)
 
 
 def _copy(source: Files, file: StoredFile, target: Files, path: str) -> None:

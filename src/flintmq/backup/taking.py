@@ -4,12 +4,14 @@ A log is copied segment by segment, batch by batch, each batch verified on the w
 what stood there when it was opened is copied; a batch that was being written then is waited for. A segment that grew
 since the last backup is continued in the same file; one that was changed in any other way is stored anew.
 
-Rules of this file: memory does not grow with the data; every file is synced, and read back, before the list names it;
-what is damaged in the data directory is copied as it is, and told.
+Rules of this file: memory does not grow with the data; every file that is written is synced, and read back, before the
+list names it; one of an earlier run is named again only if it is there at its length, and is not read; a run that fails
+leaves nothing of its own; what is damaged in the data directory is copied as it is, and told.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -21,6 +23,8 @@ from flintmq.backup.manifest import (
     FORMAT,
     MANIFEST_NAME,
     MARK_NAME,
+    README_NAME,
+    README_TEXT,
     BackupError,
     HeldPartition,
     Manifest,
@@ -65,7 +69,11 @@ _TAIL_LOOKS = 20
 _SEGMENT_NAME = re.compile(r"([0-9]{20})\.log")
 _PARTITION_NAME = re.compile(r"p-([0-9]{4,})")
 _IDENTITY = re.compile(rb"([0-9a-f]{16}) ")
-_DAMAGED = "it is damaged, and copied as it is; nsqd sets that aside, and tells of it, at its start"
+_DAMAGED = "it is damaged, and copied as it is; nsqd skips that, and tells of it, when it comes to read it"
+_NO_HEADER = (
+    "its first 64 bytes are no header, and copied as they are; no message is lost by that: nsqd writes the header of "
+    "the newest file again at its start, and needs that of another one only where the index beside it is gone as well"
+)
 _RUN = "run-{:06d}"
 _Key = tuple[str, int]
 
@@ -80,10 +88,14 @@ class Taken:
 
     Attributes:
         written_bytes: by this run; the rest was there.
+        kept_count: files of earlier runs, which are there at their length; they were not read.
+        replaced: files of earlier runs that were not there any more, or too short, and were copied anew.
     """
 
     manifest: Manifest
     written_bytes: int
+    kept_count: int
+    replaced: list[str]
 
 
 @dataclass(slots=True)
@@ -136,15 +148,24 @@ class Taking:
             {} if self._before is None else {file.path: file for file in self._before.files}
         )
         self._unsynced: dict[str, None] = {}
+        self._continued: dict[str, int] = {}  # files of earlier runs that are written to, and the length before
+        self._replaced: dict[str, None] = {}
 
     def take(self) -> Taken:
-        """Make the backup; the one before is there until this one is.
+        """Make the backup; the one before is there until this one is, and as it was when this one fails.
 
         Raises:
             BackupError: it cannot be made.
             StorageError: the same, of the database.
             OSError: the same, of a file.
         """
+        try:
+            return self._take()
+        except BaseException:
+            self._undo()
+            raise
+
+    def _take(self) -> Taken:
         begun_ns = self._wall_ns()
         self._remove_unlisted()
         for _ in range(ROUNDS_MAX):
@@ -168,7 +189,22 @@ class Taking:
         write_manifest(self._files, manifest)
         self._before = manifest
         self._remove_unlisted()
-        return Taken(manifest, self._written_bytes)
+        kept_count = len(manifest.files) - len(unsynced)
+        return Taken(manifest, self._written_bytes, kept_count, sorted(self._replaced))
+
+    def _undo(self) -> None:
+        """Remove what a failed run has written, unless its list is there: on a shared disk nsqd needs the room."""
+        with contextlib.suppress(OSError, BackupError):
+            listed = read_manifest(self._files)
+            if listed is not None and listed.run >= self._run:
+                return  # it was not known to be durable, and perhaps is: both lists may count after a power loss
+            self._remove_unlisted()
+            for stored, size in self._continued.items():
+                file = self._files.open(stored)
+                try:
+                    file.truncate(size)
+                finally:
+                    file.close()
 
     # -- one round -----------------------------------------------------------------------------------------------------
 
@@ -260,17 +296,20 @@ class Taking:
             replace_file(files, MARK_NAME, text)
             files.sync_directory("")
             self._is_ours = True
-            return
-        file = files.open(MARK_NAME)
-        try:
-            mark = file.read_at(0, 1024)
-        finally:
-            file.close()
-        if mark != text:
-            theirs = mark.decode("ascii", "replace").rpartition(" ")[2].strip()[:40]
-            raise BackupError(
-                f"{files.root} has a backup of another data directory ({theirs}, this is {identity:016x}): name another"
-            )
+        else:
+            file = files.open(MARK_NAME)
+            try:
+                mark = file.read_at(0, 1024)
+            finally:
+                file.close()
+            if mark != text:
+                theirs = mark.decode("ascii", "replace").rpartition(" ")[2].strip()[:40]
+                raise BackupError(
+                    f"{files.root} has a backup of another data directory ({theirs}, this is {identity:016x}): "
+                    "name another"
+                )
+        if README_NAME not in files.list(""):
+            replace_file(files, README_NAME, README_TEXT)
 
     def _node(self) -> str:
         try:
@@ -330,7 +369,7 @@ class Taking:
         file = self._source.open(path)
         try:
             stat = file.stat()
-            known = self._known.get(path)
+            known = self._stored(path)
             if known is not None and (known.inode, known.mtime_ns, known.source_size) == stat:
                 found.files[path] = known
                 return
@@ -371,15 +410,17 @@ class Taking:
             if header is None and stat.size < SEGMENT_HEADER_BYTES:
                 raise _Moved("a segment is being made")
             log_id = 0 if header is None else header.log_id
-            known = self._known.get(path)
+            known = self._stored(path)
             if known is not None and (known.inode, known.mtime_ns, known.source_size) == stat:
                 found.files[path] = known
                 if not known.end:
-                    found.notes[path] = f"{path}: {_DAMAGED}"
+                    found.notes[path] = f"{path}: {_DAMAGED if header else _NO_HEADER}"
                 return known, log_id
             is_same = known is not None and known.inode == stat.inode and known.end and known.size <= stat.size
             if known is not None and is_same and not is_copy and self._head(known) == head:
                 target: File = self._files.open(known.stored)
+                if known.stored not in self._unsynced:  # of an earlier run: a failed one gives it its length again
+                    self._continued[known.stored] = known.size
                 stored, position, end, crc = known.stored, known.size, known.end, known.crc
             else:
                 first = int(path.rpartition("/")[2].removesuffix(LOG_SUFFIX))
@@ -393,7 +434,7 @@ class Taking:
         finally:
             file.close()
         if note or header is None:
-            found.notes[path] = f"{path} {note or 'at byte 0: not a header'}: {_DAMAGED}"
+            found.notes[path] = f"{path} {note}: {_DAMAGED}" if note else f"{path}: {_NO_HEADER}"
             end = 0
         segment = StoredFile(path, stored, position, crc, end, *stat)
         self._keep(found, segment)
@@ -435,6 +476,21 @@ class Taking:
             return position, 0, crc, note
         return position, end, crc, ""
 
+    def _stored(self, path: str) -> StoredFile | None:
+        """Return a file as the backup has it; None when it has it not, or not as long as the list says.
+
+        It may be longer: of a run that was killed.
+        """
+        known = self._known.get(path)
+        if known is None:
+            return None
+        with contextlib.suppress(OSError):
+            if os.stat(os.path.join(self._files.root, *known.stored.split("/"))).st_size >= known.size:
+                return known
+        del self._known[path]
+        self._replaced[known.stored] = None
+        return None
+
     def _head(self, known: StoredFile) -> bytes:
         file = self._files.open(known.stored)
         try:
@@ -474,7 +530,7 @@ class Taking:
         for name in self._files.list(""):
             if name.startswith("run-"):
                 self._remove_below(name, listed)
-            elif name == f"{MANIFEST_NAME}.tmp":
+            elif name in (f"{MANIFEST_NAME}.tmp", f"{README_NAME}.tmp"):
                 self._files.remove(name)
 
     def _remove_below(self, path: str, listed: set[str]) -> None:

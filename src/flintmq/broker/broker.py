@@ -412,6 +412,11 @@ class Broker:
     # -- new topics ------------------------------------------------------------------------------------------------
 
     @property
+    def new_log_count(self) -> int:
+        """Logs of new topics that have no files yet, or whose files are being made."""
+        return self._new_topics.log_count
+
+    @property
     def has_creations(self) -> bool:
         """Whether files of topics are to be made, or are being made."""
         return self._new_topics.has_some or self.replicas.has_creations

@@ -124,6 +124,11 @@ class NewTopics:
         return True
 
     @property
+    def log_count(self) -> int:
+        """Logs that have no files yet, or whose files are being made."""
+        return sum(len(new.creations) for new in self._by_topic.values())
+
+    @property
     def has_some(self) -> bool:
         """Whether files are to be made, or are being made."""
         return bool(self._by_topic) and any(new.is_recorded for new in self._by_topic.values())

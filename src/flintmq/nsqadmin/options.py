@@ -96,7 +96,8 @@ class NsqadminOptions(Options):
     http_client_request_timeout_ns: int = option(
         Duration(1),
         5 * SECOND,
-        "the most time that a change, or a question to Graphite, takes; no page waits longer than 2s for a daemon",
+        "the most time that a change takes, a question to Graphite, or the figures of all topics of an nsqd that "
+        "answers /ping; no page waits longer than 2s for a daemon that answers nothing",
         group=_DAEMONS,
     )
     http_client_tls_insecure_skip_verify: bool = option(

@@ -4,8 +4,9 @@ Rules of this file:
 
 - However many look, the daemons are asked at most once in ``FRESH_S``. Whoever looks later than that has the next round
   begun, and waits for it only when the last one is older than ``SHOWN_S``, or something was changed since.
-- A round ends within ``upstream.LOOK_S``: the nsqlookupd have ``_DISCOVERY_S`` of it. The nodes of one that does not
-  answer are those that it named last, for ``_REMEMBERED_S``.
+- A round ends within ``upstream.LOOK_S``: the nsqlookupd have ``_DISCOVERY_S`` of it. An nsqd that is alive, and needs
+  longer for the figures of all of its topics, has until ``--http-client-request-timeout``. The nodes of a nsqlookupd
+  that does not answer are those that it named last, for ``_REMEMBERED_S``.
 - Topics, channels and nodes have a bound, and what is left out is said.
 - Rates are between two rounds that are ``_RATE_S`` apart, at first less. A counter that went back was restarted: no
   rate.

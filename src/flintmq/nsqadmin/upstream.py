@@ -6,6 +6,9 @@ Rules of this file:
   several things one after the other: who let a look run out of time, and has answered nothing else meanwhile, has
   ``SUSPECTED_S`` for the next ones, until it answers or ``_SUSPECTED_FOR_S`` are over; so a page does not wait for the
   same daemon again and again.
+- The figures of all topics take an nsqd that has thousands of them, or little CPU, longer than that. So one that is
+  late with them is asked for ``/ping`` meanwhile: who answers that has until ``--http-client-request-timeout``, and is
+  not suspected; who does not, is.
 - Nothing is asked twice, because what was not answered may have been done; only an nsqd that has refused is: over TLS
   if it wants that, as it says itself, or with the token.
 - Where options say how TLS is spoken, an nsqd is not shown the token in clear before it asks for one: it may want TLS.
@@ -23,6 +26,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import msgspec
+
+from flintmq.client.admin.nsqd import ping
 from flintmq.client.admin.question import HttpRefused, Question
 from flintmq.client.admin.route import Routes, Step
 from flintmq.client.options import why_unreachable
@@ -37,10 +43,11 @@ from flintmq.nsqadmin.views import Missing, Why
 from flintmq.options import SECOND
 
 LOOK_S = 1.5
-"""The most time that looking takes. A page has 2 s: the rest is for making it, of thousands of topics as well."""
+"""The most time that looking takes at a daemon that shows no life. A page has 2 s: the rest is for making it."""
 
 SUSPECTED_S = 0.4
-"""The time for a daemon that let a look run out of time, and has answered nothing else meanwhile."""
+"""The time for a daemon that let a look run out of time, and has answered nothing else meanwhile; and for a sign of
+life."""
 
 CONCURRENT_MAX = 64
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
@@ -94,6 +101,7 @@ class Upstream:
         self._env = env
         self._client = HttpClient(idle_max=CONCURRENT_MAX)
         self._turns = asyncio.Semaphore(CONCURRENT_MAX)
+        self._turns_of_pings = asyncio.Semaphore(CONCURRENT_MAX)  # those that are pinged may have all of the others
         self._change_s = options.http_client_request_timeout_ns / SECOND
         self._connect_s = options.http_client_connect_timeout_ns / SECOND
         self._suspected: dict[str, int] = {}  # until when, by address
@@ -124,22 +132,74 @@ class Upstream:
     async def _look(self, daemon: str, address: str, question: Question[Value], within_s: float) -> Value:
         now_ns = self._env.clock.monotonic_ns()
         is_suspected = self._suspected.get(address, 0) > now_ns
+        ask = self._ask_patiently if _is_of_all_topics(question) else self._ask
         try:
-            found = await self._ask(daemon, address, question, min(within_s, SUSPECTED_S) if is_suspected else within_s)
+            found = await ask(daemon, address, question, min(within_s, SUSPECTED_S) if is_suspected else within_s)
         except NotAnswered as error:
             if error.missing.why != "slow":
                 self._suspected.pop(address, None)
+            elif is_suspected and self._answered.get(address, 0) < now_ns:
+                text = f"{error.missing.text}, for which alone it was asked as it had not answered before"
+                raise NotAnswered(msgspec.structs.replace(error.missing, text=text)) from error
             elif not is_suspected and self._answered.get(address, 0) < now_ns:
                 if len(self._suspected) >= _SUSPECTED_MAX:
                     del self._suspected[next(iter(self._suspected))]
                 self._suspected[address] = self._env.clock.monotonic_ns() + int(_SUSPECTED_FOR_S * SECOND)
             raise
+        self._note_life(address)
+        return found
+
+    async def _ask_patiently(self, daemon: str, address: str, question: Question[Value], within_s: float) -> Value:
+        """Ask what may take long: within ``within_s``, and longer if there is a sign of life until then.
+
+        Raises:
+            NotAnswered: as :meth:`look`.
+        """
+        longer_s = max(within_s, self._change_s)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + within_s
+        asking = asyncio.ensure_future(self._ask(daemon, address, question, longer_s))
+        living = None
+        try:
+            await asyncio.wait({asking}, timeout=max(0.0, within_s - SUSPECTED_S))
+            if not asking.done():
+                living = asyncio.ensure_future(self._lives(daemon, address, min(within_s, SUSPECTED_S)))
+                await asyncio.wait({asking, living}, return_when=asyncio.FIRST_COMPLETED)
+                if not asking.done() and not living.result():
+                    await asyncio.wait({asking}, timeout=max(0.0, end - loop.time()))
+                    if not asking.done():
+                        raise _slow(daemon, address, within_s)
+            return await asking
+        except NotAnswered as error:
+            if living is not None and living.done() and living.result() and error.missing.why == "slow":
+                text = (
+                    f"{error.missing.text} to the question for all of its topics, though it does answer /ping: "
+                    "--http-client-request-timeout says how long that may take"
+                )
+                raise NotAnswered(msgspec.structs.replace(error.missing, text=text)) from error
+            raise
+        finally:
+            left = [each for each in (asking, living) if each is not None and not each.done()]
+            for each in left:
+                each.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+
+    async def _lives(self, daemon: str, address: str, within_s: float) -> bool:
+        """Return whether a daemon answers at all, however it does."""
+        try:
+            await self._ask(daemon, address, ping(), within_s, self._turns_of_pings)
+        except NotAnswered as error:
+            if error.missing.why in ("slow", "down"):
+                return False
+        self._note_life(address)
+        return True
+
+    def _note_life(self, address: str) -> None:
         self._suspected.pop(address, None)
         self._answered[address] = self._env.clock.monotonic_ns()
         self._answered.move_to_end(address)
         if len(self._answered) > _SUSPECTED_MAX:
             self._answered.popitem(last=False)
-        return found
 
     async def change(self, daemon: str, address: str, question: Question[Value]) -> Value:
         """Have one daemon change something, within ``--http-client-request-timeout``.
@@ -215,12 +275,19 @@ class Upstream:
         except (NoAnswer, OptionError) as error:
             raise NotAnswered(_missing("notification endpoint", "", error)) from error
 
-    async def _ask(self, daemon: str, address: str, question: Question[Value], within_s: float) -> Value:
+    async def _ask(
+        self,
+        daemon: str,
+        address: str,
+        question: Question[Value],
+        within_s: float,
+        turns: asyncio.Semaphore | None = None,
+    ) -> Value:
         try:
-            async with asyncio.timeout(within_s), self._turns:
+            async with asyncio.timeout(within_s), turns or self._turns:
                 answer = await self._exchange(daemon, address, question, within_s)
         except TimeoutError as error:
-            raise NotAnswered(Missing(daemon, address, "slow", f"no answer within {within_s:g} s")) from error
+            raise _slow(daemon, address, within_s) from error
         except (NoAnswer, OptionError) as error:
             raise NotAnswered(_missing(daemon, address, error)) from error
         try:
@@ -274,6 +341,15 @@ class Upstream:
         if self._token is not None and shows_token:
             headers["Authorization"] = f"Bearer {await self._token.current()}"
         return headers
+
+
+def _is_of_all_topics(question: Question[Any]) -> bool:
+    path, _, query = question.target.partition("?")
+    return path == "/stats" and not any(pair.startswith("topic=") for pair in query.split("&"))
+
+
+def _slow(daemon: str, address: str, within_s: float) -> NotAnswered:
+    return NotAnswered(Missing(daemon, address, "slow", f"no answer within {within_s:g} s"))
 
 
 def _missing(daemon: str, address: str, error: Exception) -> Missing:

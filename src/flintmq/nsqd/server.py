@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
+import os
 import platform
 import resource
 import signal
@@ -17,11 +19,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
+from flintmq.broker.logs import TOPICS_DIRECTORY
 from flintmq.env import Env
 from flintmq.errors import FlintError, TakeoverStopped
 from flintmq.net import early_stop, regex, supervisor
 from flintmq.net import log as logs
 from flintmq.net.debug import DebugApi
+from flintmq.net.descriptors import descriptor_limit
 from flintmq.net.http_auth import HttpAuth
 from flintmq.net.http_messages import Request, Response
 from flintmq.net.http_router import Router
@@ -50,6 +54,7 @@ from flintmq.wire.peer import Purpose
 
 log = logging.getLogger(__name__)
 
+_OTHER_FILES = 256  # what a start needs at least beside its topics, and some connections
 _REFUSING_S = 0.1
 _DRAIN_DEADLINE_S = 1.0  # for clients to read their last frames and close
 _DURABILITY_TEXT = {
@@ -291,16 +296,30 @@ def run(options: NsqdOptions, ready: Callable[[Nsqd], None] | None = None) -> in
     except StopFailed as error:
         log.critical("%s", error)
         return 1
-    except FlintError as error:
-        log.critical("failed to instantiate nsqd - %s", error)
-        return 1
-    except OSError as error:
+    except (FlintError, OSError) as error:
         where = options.data_path or "."
-        log.critical(
-            "failed to instantiate nsqd - %s", error if error.filename else f"{where}: {error.strerror or error}"
-        )
+        is_nameless = isinstance(error, OSError) and not error.filename
+        text = f"{where}: {error.strerror or error}" if isinstance(error, OSError) and is_nameless else str(error)
+        log.critical("failed to instantiate nsqd - %s%s", text, _advice(error, where))
         return 1
     return 0
+
+
+def _advice(error: BaseException, data_path: str) -> str:
+    """Return what to do where a start has needed more open files than it may have; else nothing."""
+    cause: BaseException | None = error
+    while cause is not None and not (isinstance(cause, OSError) and cause.errno == errno.EMFILE):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None:
+        return ""
+    limit, count = descriptor_limit(), 0
+    with contextlib.suppress(OSError):
+        topics = os.path.join(data_path, TOPICS_DIRECTORY)
+        count = sum(len(os.listdir(os.path.join(topics, each))) for each in os.listdir(topics))
+    return (
+        f": {limit} files are the limit of this process, and each of the {count} topics and partitions that are stored "
+        f"takes one: raise it to {count + _OTHER_FILES} or more (LimitNOFILE of systemd, ulimit -n)"
+    )
 
 
 async def _until_signal(

@@ -4,7 +4,7 @@ A new topic hands out nothing before it has the channels that nsqlookupds know o
 what is published is stored, acknowledged and delivered to them, too.
 
 Rules of this file: what is done to the broker here is also logged, ends what consumed it, and is durable once
-:meth:`Topics.when_durable` says so.
+:meth:`Topics.when_durable` says so. No topic is made of the last descriptors, so that topics can still be deleted.
 
 Source: NSQ's HTTP API (``/topic``, ``/channel``), NSQ's nsqlookupd; Youzan's HTTP API.
 """
@@ -23,7 +23,9 @@ from flintmq.broker.subscription import Subscription
 from flintmq.broker.topic import Topic
 from flintmq.errors import RemoteProtocolError
 from flintmq.names import is_ephemeral
+from flintmq.net.descriptors import TooFewDescriptors, descriptor_limit, room
 from flintmq.net.isolation import for_each
+from flintmq.net.problems import Problems
 from flintmq.nsqd import extended
 from flintmq.nsqd.client import Client, Clients
 from flintmq.nsqd.drain import Drain, Draining
@@ -34,6 +36,10 @@ from flintmq.nsqd.options import NsqdOptions
 from flintmq.topic_meta import TopicMeta
 
 log = logging.getLogger(__name__)
+
+_PASSING_FILES = 2  # that are open for a moment while those of a topic are made
+_ROOM_AHEAD = 64
+_ROOM_NS = 10_000_000
 
 
 class Topics:
@@ -57,6 +63,9 @@ class Topics:
         self._clients = clients
         self._starting: dict[asyncio.Task[None], None] = {}
         self.leadership: Leadership | None = None
+        self._problems = Problems(engine.env.clock)
+        self._room = 0  # files of topics that may be made until then
+        self._room_until_ns = 0
 
     # -- creating ----------------------------------------------------------------------------------------------------
 
@@ -66,11 +75,12 @@ class Topics:
         Raises:
             Exiting: this nsqd is shutting down.
             OfTheCluster: the cluster has a topic of that name, and nothing of it is led here.
+            TooFewDescriptors: it would take one of the last.
         """
         topic = self._broker.topics.get(name)
         if topic is not None:
             return topic
-        self._check_new(name)
+        self._check_new(name, 1)
         topic = self._broker.topic(name, self._engine.env.clock.wall_ns(), bool(self._lookup), later=True)
         return self._created(topic, True, "")
 
@@ -84,7 +94,7 @@ class Topics:
         """Find the topic that a client publishes or subscribes to; create it unless topics are not made so.
 
         Raises:
-            Exiting: this nsqd is shutting down.
+            Exiting, TooFewDescriptors: as for :meth:`create`.
             RemoteProtocolError: it is not there.
         """
         if not self.are_created and name not in self._broker.topics:
@@ -98,11 +108,11 @@ class Topics:
         Raises:
             Exiting: this nsqd is shutting down.
             TopicConflict: there is a topic of that name that was created otherwise.
-            OfTheCluster: as for :meth:`create`.
+            OfTheCluster, TooFewDescriptors: as for :meth:`create`.
         """
         is_new = name not in self._broker.topics
         if is_new:
-            self._check_new(name)
+            self._check_new(name, 1)
         else:
             self._drain.check_exiting()
         topic = self._broker.extended_topic(name, self._engine.env.clock.wall_ns(), bool(self._lookup))
@@ -119,11 +129,14 @@ class Topics:
             TopicConflict: there is a topic of that name that was created otherwise.
             StorageError: a partition cannot be added.
             OfTheCluster: the cluster has a topic of that name.
+            TooFewDescriptors: they would take some of the last.
         """
-        self._check_new(name)
+        numbers = list(numbers)
+        here = self._broker.topics.get(name)
+        self._check_new(name, len(numbers if here is None else set(numbers) - here.partitions.keys()))
         if self._drain.is_on:
             raise Draining
-        is_new = name not in self._broker.topics
+        is_new = here is None
         wall_ns = self._engine.env.clock.wall_ns()
         topic = self._broker.create_partitions(name, meta, numbers, wall_ns, bool(self._lookup))
         held = ",".join(map(str, topic.partitions))
@@ -154,10 +167,26 @@ class Topics:
             self.change_meta(topic, msgspec.structs.replace(topic.meta, partition_num=number + 1, version=version))
         return topic
 
-    def _check_new(self, name: str) -> None:
+    def _check_new(self, name: str, log_count: int) -> None:
         self._drain.check_exiting()
         if self.leadership is not None:
             self.leadership.check_create(name)
+        if log_count and not is_ephemeral(name):
+            self._take_room(name, log_count)
+
+    def _take_room(self, name: str, log_count: int) -> None:
+        """Refuse a topic for whose files there is no room; what was found holds for a moment, as many may come."""
+        now_ns = self._engine.env.clock.monotonic_ns()
+        if log_count > self._room or now_ns >= self._room_until_ns:
+            taken = self._broker.new_log_count + _PASSING_FILES
+            self._room = room(taken + log_count + _ROOM_AHEAD) - taken
+            self._room_until_ns = now_ns + _ROOM_NS
+        if log_count > self._room:
+            error = TooFewDescriptors(f"topic {name}", descriptor_limit())
+            text = f"topic not created: too few of {error.limit} files are left, and each takes one (see ulimit -n)"
+            self._problems.tell(text, logging.WARNING, name)
+            raise error
+        self._room -= log_count
 
     def _created(self, topic: Topic, is_new: bool, about: str) -> Topic:
         self._engine.schedule()

@@ -6,7 +6,8 @@ no checkpoint is kept beside the files (:mod:`flintmq.pipeline.files`).
 Logs are read by a few threads, one log by one of them: while one waits for nsqd or for the disk, another compresses.
 
 The rules of this file: a channel is moved only when what is below it is durable; a log is left where it is when this
-ends early, at the end of a file; what threads share they change with the lock held.
+ends early, at the end of a file; what threads share they change with the lock held; a log that is gone is an error, as
+nobody can tell any more what it had, until a run lets it go.
 
 Source: docs/decisions/0028.
 """
@@ -22,21 +23,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
+from flintmq.clock import SystemClock
 from flintmq.errors import FlintError, OptionError, UsageError
+from flintmq.names import is_ephemeral
 from flintmq.options import SECOND, Choice, Duration, Integer, Switch, Text, option
+from flintmq.pipeline.file_sinks import check_readable
 from flintmq.pipeline.files import Archive, ArchiveError, Finished, LogFiles
 from flintmq.pipeline.options import JobOptions, SourceFlags, Work
 from flintmq.pipeline.runner import Runner, run_command
 from flintmq.pipeline.table_files import DAY, TableArchive
 from flintmq.pipeline.topics import await_topics
 from flintmq.spark.broker import NotByOffset, PartitionLog
-from flintmq.spark.errors import SOURCE, DataLost
+from flintmq.spark.errors import SOURCE, DataLost, LogAway
 from flintmq.spark.fetch import RangeReader
 from flintmq.spark.lake.opening import open_table
-from flintmq.spark.lake.table import DELTA, ICEBERG, PARQUET, TABLE, TableError, check_kind
+from flintmq.spark.lake.table import DELTA, ICEBERG, PARQUET, TABLE, TableError, check_kind, local_path
 from flintmq.spark.offsets import PartitionKey
 from flintmq.spark.options import SourceOptions, camel
 from flintmq.spark.plan import FetchRange
+from flintmq.spark.retry import Retries
 from flintmq.spark.schema import arrow_schema
 from flintmq.spark.start import StartingPoints
 from flintmq.spark.survey import Survey, Surveyor
@@ -47,11 +52,16 @@ ROWS_MAX = 1_000_000
 THREADS_MAX = 4
 """Each gathers a row group, of 32 MiB, and what is compressed of it."""
 KINDS = (PARQUET, DELTA, ICEBERG)
+AWAY_NS = 300 * SECOND
+"""With ``follow``: a log that nsqlookupd lists no more may be nowhere for so long before that is an error."""
+
 _NOT_OBEYED = (
     "max_messages_per_trigger", "max_bytes_per_trigger", "min_messages_per_trigger", "max_trigger_delay",
     "min_partitions", "max_messages_per_task", "driver_read_max_bytes", "nsqd_down_timeout", "pushdown",
     "spool_location", "spool_max_bytes", "spool_host", "max_in_flight", "msg_timeout",
 )  # fmt: skip
+_GONE = "no nsqd that is asked has it: the topic was deleted, or its data directory is gone"
+_REPLACED = "there is another log in its place: the topic was deleted and created again, or that is of another nsqd"
 _WHAT, _HOW = "What to archive", "How"
 _BY_OFFSET = (
     "an archive knows by offsets what it has, so it reads FlintMQ's nsqd alone; nsq_to_file writes what a channel "
@@ -59,6 +69,31 @@ _BY_OFFSET = (
 )
 
 log = logging.getLogger("flintmq.pipeline")
+
+
+class LogGone(DataLost):
+    """A log that is archived is served by nobody any more, and what it had in the end nobody knows.
+
+    Args:
+        key: of the log.
+        position: up to where it is archived (exclusive).
+        reason: what is known of it.
+    """
+
+    def __init__(self, key: PartitionKey, position: int, reason: str) -> None:
+        super().__init__(key.topic, key.label, position, None, reason)
+        self.key = key
+
+    def __reduce__(self) -> tuple[type[LogGone], tuple[PartitionKey, int, str]]:
+        return LogGone, (self.key, self.start, self.reason)
+
+    def __str__(self) -> str:
+        topic, partition, log_id = self.key
+        return (
+            f"topic {topic!r}, partition {partition}, log {log_id}: it is archived up to {self.start}, and what it had "
+            f"from there on, if anything, is in no file: {self.reason}. One run with failOnDataLoss=false lets it go, "
+            "and the archive remembers that"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,9 +162,15 @@ def archive(
         options: of format nsq, as for ``spark.readStream``: ``nsqd`` or ``lookupd``, ``topic``, ``channel`` and more.
 
     Raises:
+        UsageError: the directory is a URL.
+        SinkError: Spark would not read the files there.
+        LogGone: a log that is archived is gone; the others are archived.
         FlintError: a topic is nowhere, messages that are due are gone, an nsqd stays away, or the directory cannot be
             written.
     """
+    place = local_path(directory, "--to")
+    if format == PARQUET:
+        check_readable(place)
     parsed = SourceOptions.parse({"columns": COLUMNS, **options})
     columns = parsed.all_columns
     for name in NEEDED:
@@ -142,12 +183,12 @@ def archive(
             raise OptionError(camel(name), value, "an archive has no micro-batches and no tasks: leave it out", SOURCE)
     stop = stop or threading.Event()
     done = Archived()
-    is_new = not Path(directory).exists()
+    is_new = not place.exists()
     try:
         if is_new:  # so that nothing is left of an archive that is not begun
             await_topics(options, wait_for_topic_s, stop)
-        with _files(Path(directory), format, columns, table, catalog) as files:
-            job = _Job(replace(parsed, columns=columns), files, rows_per_file, done, on_progress, stop)
+        with _files(place, format, columns, table, catalog) as files:
+            job = _Job(replace(parsed, columns=columns), files, rows_per_file, done, on_progress, stop, follow)
             if not is_new:
                 await_topics(options, wait_for_topic_s, stop, known=job.topics)
             while job.run_round() and follow and not job.stop.wait(interval_s):
@@ -181,17 +222,21 @@ class _Job:
         done: Archived,
         on_progress: Callable[[Archived], None] | None,
         stop: threading.Event,
+        is_following: bool,
     ) -> None:
         self.stop = stop
+        self._is_following = is_following
         self._options = options
         self._files = files
         self._rows_per_file = rows_per_file
         self._done = done
         self._on_progress = on_progress
         self._surveyor = Surveyor(options)
-        self._positions = files.positions()
+        self._let_go = files.remembered()
+        self._positions = files.positions(self._let_go)
         self._looked: set[PartitionKey] = set()
-        self._gone: set[PartitionKey] = set()
+        self._missing_since_ns: dict[PartitionKey, int] = {}
+        self._clock = SystemClock()
         self._lock = threading.Lock()
         self._is_ending = threading.Event()  # this round, at the next batch of each log
 
@@ -201,8 +246,13 @@ class _Job:
         return {key.topic for key in self._positions}
 
     def run_round(self) -> bool:
-        """Archive what there is now; False when it was told to stop."""
+        """Archive what there is now; False when it was told to stop.
+
+        Raises:
+            FlintError: something is gone, or cannot be read or written; what else there was is archived.
+        """
         survey = self._surveyor.look(timestamp_ns=self._options.starting_timestamp, is_waiting=True)
+        gone = self._find_gone(survey)
         self._enter(survey)
         self._done.batch += 1
         self._done.lag = sum(max(0, entry.end - self._positions[key]) for key, entry in survey.logs.items())
@@ -217,7 +267,73 @@ class _Job:
         if self.stop.is_set():
             return False
         self._tell()
+        if gone:
+            raise gone[0]
         return True
+
+    def _find_gone(self, survey: Survey) -> list[LogGone]:
+        """Find logs that are archived and gone, and tell of them; return those that are an error."""
+        missing = [key for key, end in sorted(self._positions.items()) if self._is_missing(key, end, survey)]
+        failing: list[LogGone] = []
+        let_go: dict[PartitionKey, int] = {}
+        for key, reason in self._look_for(missing, survey).items():
+            end = self._positions[key]
+            if self._options.fail_on_data_loss and not is_ephemeral(key.topic):
+                failing.append(LogGone(key, end, reason))
+                log.warning("%s %s is gone (%s); the others are archived first", key.topic, key.label, reason)
+            else:
+                log.warning("%s %s is no more; it is archived up to %d (%s)", key.topic, key.label, end, reason)
+                let_go[key] = end
+        if let_go:
+            self._files.remember(let_go)
+            self._let_go |= let_go
+        return failing
+
+    def _is_missing(self, key: PartitionKey, end: int, survey: Survey) -> bool:
+        is_read = self._options.reads(key.topic, key.partition)
+        return is_read and key not in survey.logs and self._let_go.get(key) != end  # else it came back since
+
+    def _look_for(self, missing: Sequence[PartitionKey], survey: Survey) -> dict[PartitionKey, str]:
+        """Return which logs are gone, and why; those that have come back are added to the survey.
+
+        One that nsqlookupd lists no more may be at an nsqd that is starting: it is waited for.
+        """
+        retries = Retries(self._options.retries, self._pause)
+        gone: dict[PartitionKey, str] = {}
+        self._missing_since_ns = {key: at for key, at in self._missing_since_ns.items() if key in missing}
+        unsure, found = list(missing), survey
+        while True:
+            survey.logs.update({key: found.logs[key] for key in unsure if key in found.logs})
+            for key in unsure:
+                if self._surveyor.is_gone(key, found):
+                    gone[key] = _REPLACED if any(other[:2] == key[:2] for other in survey.logs) else _GONE
+            unsure = [key for key in unsure if key not in gone and key not in survey.logs]
+            if not unsure or self.stop.is_set():
+                return gone
+            if found is not survey:
+                if self._is_following:
+                    return gone | self._overdue(unsure, found)
+                key = unsure[0]
+                away = LogAway(key.topic, key.label, found.why_missing(key))
+                try:
+                    retries.failed(away, "looking for logs that are archived")
+                except LogAway:
+                    return gone | {key: found.why_missing(key) for key in unsure}
+            found = self._surveyor.look(unsure)
+
+    def _overdue(self, unsure: Iterable[PartitionKey], found: Survey) -> dict[PartitionKey, str]:
+        """Return which logs have been nowhere for too long, and why."""
+        now_ns = self._clock.monotonic_ns()
+        overdue: dict[PartitionKey, str] = {}
+        for key in unsure:
+            if key not in self._missing_since_ns:
+                log.warning("%s %s waits at %d: %s", key.topic, key.label, self._positions[key], found.why_missing(key))
+            if now_ns - self._missing_since_ns.setdefault(key, now_ns) >= AWAY_NS:
+                overdue[key] = found.why_missing(key)
+        return overdue
+
+    def _pause(self, pause_s: float) -> None:
+        self.stop.wait(pause_s)
 
     def _read(self, survey: Survey) -> None:
         self._is_ending.clear()
@@ -256,13 +372,11 @@ class _Job:
         return self.stop.is_set() or self._is_ending.is_set()
 
     def _enter(self, survey: Survey) -> None:
-        """Find where logs begin that have no files yet, and tell of those that have files and are gone."""
-        for key in self._positions.keys() - survey.logs.keys() - self._gone:
-            if self._options.reads(key.topic, key.partition):
-                log.warning("%s %s is no more; it is archived up to %d", key.topic, key.label, self._positions[key])
-                self._gone.add(key)
+        """Find where logs begin that have no files yet."""
         unseen = survey.logs.keys() - self._looked
         if unseen and self._files.is_committed_later:  # a table is asked for logs by name; files were listed at first
+            if unknown := unseen - self._let_go.keys():
+                self._files.remember(dict.fromkeys(unknown, 0))
             self._positions |= self._files.positions(unseen)
             self._looked |= unseen
         new = survey.logs.keys() - self._positions.keys()

@@ -49,7 +49,7 @@ from flintmq.pipeline.parquet import damaged, read_footer
 from flintmq.pipeline.runner import Runner, run_command
 from flintmq.spark.durable import sync
 from flintmq.spark.lake.opening import require
-from flintmq.spark.lake.table import DELTA, PARQUET, TABLE, kind_of
+from flintmq.spark.lake.table import DELTA, PARQUET, TABLE, kind_of, local_path
 
 GRACE_S = 1.0
 LOCK = ".compact-lock"
@@ -126,9 +126,10 @@ def compact(
         stop: ends it between two directories when set.
 
     Raises:
+        UsageError: the directory is a URL, or something is given that the format has not.
         FlintError: there is nothing of ours, it cannot be written, or somebody else compacts it.
     """
-    path = Path(directory)
+    path = local_path(directory, "the directory")
     kind = kind_of(path)
     if kind is None:
         raise ArchiveError(path, "there is no archive and no table; give the directory that was archived to")

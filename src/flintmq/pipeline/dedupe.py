@@ -33,6 +33,7 @@ from flintmq.pipeline.options import SinkFlags, SourceFlags, StreamFlags, Work
 from flintmq.pipeline.runner import JobFailed, Runner, run_command
 from flintmq.pipeline.streams import Queries, check_expressions, claimed, last_watermark_ms, parsed, read_stream
 from flintmq.pipeline.topics import await_topics, targets_of
+from flintmq.spark.lake.table import local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -89,6 +90,8 @@ def dedupe(options: DedupeOptions, runner: Runner | None = None) -> Deduped:
     if bool(options.to) == bool(options.to_topic) and not options.dry_run:
         raise UsageError("give either --to or --to-topic")
     options.check_schema()
+    for flag, directory in (("--to", options.to), ("--bad-rows", options.bad_rows)):
+        local_path(directory, flag)  # raises for a URL
     runner = runner or Runner()
     work = Deduped()
     more = {"includeHeaders": "true"} if "headers" in options.keep else {}

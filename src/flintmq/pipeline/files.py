@@ -8,10 +8,11 @@
     DIRECTORY/.staged/...             what is being written; nobody reads it, and a start removes it
     DIRECTORY/.lock                   held by the one archive that may write here
     DIRECTORY/.names                  held while names change: when a file gets its own, or small ones become one
+    DIRECTORY/.logs                   logs by name, and of those that are gone where they were let go
 
 The rules of this file: a file gets its name by one rename, when all of it is durable; files of a log get theirs in the
 order of its offsets; so whatever dies when, a reader sees each message once, and the end of the last name is where to
-go on. Date and hour are those at which nsqd stored the messages, in UTC.
+go on. Date and hour are those at which nsqd stored the messages, in UTC. ``.logs`` never says how far a log is.
 
 Source: docs/decisions/0028.
 """
@@ -31,20 +32,22 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from flintmq.errors import FlintError
-from flintmq.spark.durable import sync
+from flintmq.spark.durable import replace, sync
 from flintmq.spark.offsets import PartitionKey
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
 STAGED = ".staged"
 LOCK = ".lock"
 NAMES = ".names"
+LOGS = ".logs"
 ROW_GROUP_BYTES = 32 << 20  # gathered in memory
 ROW_GROUP_ROWS = 250_000
 HOUR_US = 3_600_000_000
 
 _NAME = re.compile(r"(.+)-p(\d{4,})-([0-9a-f]{16})-(\d{14,})-(\d{14,})\.parquet")
+_LOG = re.compile(r"(\S+)/(\d{1,9})/([0-9a-f]{16}) (\d{1,19})")
 
 
 class DirectoryError(FlintError):
@@ -145,6 +148,38 @@ class Archive:
                 if name is not None:
                     found[name.key] = max(name.end, found.get(name.key, 0))
         return found
+
+    def remembered(self) -> dict[PartitionKey, int]:
+        """Return the logs that :meth:`remember` was told of, and where each was let go; 0: it was not.
+
+        Raises:
+            ArchiveError: they cannot be read.
+        """
+        try:
+            lines = (self.directory / LOGS).read_text().splitlines()
+        except FileNotFoundError:
+            return {}
+        except (OSError, UnicodeError) as error:
+            reason = (
+                f"{LOGS} in it cannot be read: {error}; restore it, or remove it: logs that are gone are told again"
+            )
+            raise ArchiveError(self.directory, reason) from error
+        found = (match for line in lines if (match := _LOG.fullmatch(line)) is not None)
+        return {PartitionKey(match[1], int(match[2]), match[3]): int(match[4]) for match in found}
+
+    def remember(self, logs: Mapping[PartitionKey, int]) -> None:
+        """Remember logs durably, and where each was let go: nothing behind that is missed once it is gone; 0: it is.
+
+        Raises:
+            ArchiveError: it cannot be written.
+        """
+        whole = {**self.remembered(), **logs}
+        staged = self.directory / STAGED / "logs"
+        try:
+            staged.write_text("".join(f"{'/'.join(map(str, key))} {end}\n" for key, end in sorted(whole.items())))
+            replace(staged, self.directory / LOGS)
+        except OSError as error:
+            raise ArchiveError(self.directory, f"it cannot be written: {error}") from error
 
     def publish(self, staged: Path, name: FileName, moment: datetime) -> Path:
         """Give a staged file, which is durable, its name.

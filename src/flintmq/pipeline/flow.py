@@ -5,7 +5,7 @@ break a rule are counted in passing (``observe``), so they cost no second pass. 
 channel, which has one place, is of one of them alone.
 
 The rules of this file: what Spark refuses is told with the line of the file that it comes from; a dry run reads, and
-writes nothing.
+writes nothing; a checkpoint, and a directory that a stream writes to, are of one run at a time.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from flintmq.errors import FlintError, NsqdError, OptionError, UsageError
 from flintmq.options import SECOND, Duration, Integer, Switch, Text, option
+from flintmq.pipeline import file_sinks
 from flintmq.pipeline.options import SPARK, JobOptions, SparkFlags, Work
 from flintmq.pipeline.plan_file import BATCH_MODES, DROP, FAIL, STREAM_MODES, Part, Plan, Sink, Source, Step, read_plan
 from flintmq.pipeline.runner import JobFailed, Runner, one_line, run_command, spark_failures
 from flintmq.pipeline.streams import forget_unfinished
+from flintmq.pipeline.streams import held as held_checkpoint
 from flintmq.pipeline.topics import Target, await_topics, check_targets, shared_topics
 from flintmq.spark.batch_reader import NsqReader
 from flintmq.spark.broker import TOPIC_NOT_EXIST, NotByOffset
@@ -118,6 +120,7 @@ def run_plan(
     Raises:
         PlanError: the file says what cannot be done; with the line.
         NsqdError: a topic that was not read before is nowhere.
+        CheckpointError: another run has the checkpoint.
         JobFailed: Spark failed, or a row broke a rule that fails.
     """
     return _run_plan(read_plan(Path(path)), Runner(on_progress, stop, spark), wait_for_topic_s)
@@ -151,13 +154,18 @@ def _run_plan(plan: Plan, runner: Runner, wait_for_topic_s: float, master: str =
     done = Ran()
     session = _session_of(plan, master)
     _await_topics(plan, runner, wait_for_topic_s)
-    with runner.session(plan.name, session, done) as spark:
+    with ExitStack() as around:
+        spark = around.enter_context(runner.session(plan.name, session, done))
         builds = _checked(plan, spark)
+        streams = [build for build in builds if build.is_stream]
+        if streams and "://" not in plan.checkpoint:
+            around.enter_context(held_checkpoint(Path(plan.checkpoint)))
+        for build in streams:
+            around.enter_context(build.held())
         for build in builds:
             if not build.is_stream and not runner.stop.is_set():
                 build.write(done)
                 runner.tell(done)
-        streams = [build for build in builds if build.is_stream]
         if streams and not runner.stop.is_set():
             _follow(streams, runner, done)
     return done
@@ -195,6 +203,7 @@ class _Build:
 
     Attributes:
         frame: what the sink gets.
+        directory: of a sink of files, by the one name that it has; empty until it was checked, and of others.
 
     Raises:
         PlanError: Spark refuses a source, a step or a rule.
@@ -205,6 +214,7 @@ class _Build:
         self._spark = spark
         self.sink = sink
         self._row_limit = rows
+        self.directory = ""
         self.views: dict[str, DataFrame] = {}
         self._names = {f"rule_{index}": rule for index, rule in enumerate(plan.rules)}
         self._observations: dict[str, Observation] = {}
@@ -261,6 +271,11 @@ class _Build:
         return Path(self._plan.checkpoint, self.sink.name)
 
     @property
+    def _location(self) -> str:
+        """The same, as Spark is told it: the checkpoint may be a URL."""
+        return os.path.join(self._plan.checkpoint, self.sink.name)
+
+    @property
     def begins(self) -> bool:
         """Whether a stream has planned no micro-batch yet, as far as that can be seen from here."""
         return "://" not in self._plan.checkpoint and not any((self.place / "offsets").glob("[0-9]*"))
@@ -310,6 +325,7 @@ class _Build:
                 check_columns(SinkOptions.parse(sink.options), self.frame.schema)
             elif sink.format not in _WITHOUT_SOURCE:
                 self._check_format()
+                self._check_directory()
             if self.is_stream:
                 jvm: Any = self._spark.sparkContext._jvm
                 modes = jvm.org.apache.spark.sql.streaming.OutputMode
@@ -332,16 +348,58 @@ class _Build:
         if jvm.java.lang.Class.forName(_FILES).isAssignableFrom(kind):
             if self.is_stream and sink.mode not in ("", _APPEND):
                 raise self._plan.error(sink, "mode", f"a stream can only append to files: it has no mode {sink.mode}")
-            if "path" not in {name.lower() for name in sink.options}:
+            path = next((value for name, value in sink.options.items() if name.lower() == "path"), None)
+            if path is None:
                 raise self._plan.error(sink, "options", f"format {sink.format} needs the option path")
             given = jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(dict(sink.options))
             files, job = made(made(kind).fallbackFileFormat()), jvm.org.apache.hadoop.mapreduce.Job.getInstance()
             files.prepareWrite(session, job, given, self.frame._jdf.schema())
+            self.directory = file_sinks.directory_of(self._spark, path)
+
+    @property
+    def path_key(self) -> str:
+        """The option ``path`` of the sink, as errors name it."""
+        return next((f"options.{name}" for name in self.sink.options if name.lower() == "path"), "options")
+
+    def _check_directory(self) -> None:
+        """See that Spark would write every row to a directory, and read it there.
+
+        Raises:
+            PlanError: it would leave some out.
+        """
+        if not self.directory:
+            return
+        if not self.is_stream:
+            if self.sink.mode in ("", _APPEND) and file_sinks.has_metadata(self._spark, self.directory):
+                said = f"a stream has written there, and Spark reads the files alone that {file_sinks.METADATA} lists"
+                raise self._plan.error(self.sink, self.path_key, f"{said}: name another directory")
+            return
+        with self._told(self.sink, self.path_key):
+            last = file_sinks.foreign_batch(self._spark, self.directory, self._location)
+        if last >= 0:
+            said = f"it has micro-batches up to {last} of another query or checkpoint; Spark would leave out ours"
+            raise self._plan.error(self.sink, self.path_key, f"{said}: name another directory")
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other runs from the directory of a stream, and look into it again, now that nobody else writes there.
+
+        Raises:
+            PlanError: one writes there, or has since the sink was checked.
+        """
+        with ExitStack() as around:
+            if self.directory:
+                try:
+                    around.enter_context(file_sinks.held(self.directory))
+                except file_sinks.SinkError as error:
+                    raise self._plan.error(self.sink, self.path_key, str(error)) from error
+                self._check_directory()
+            yield
 
     def start(self) -> StreamingQuery:
         """Start the query of a stream."""
         sink = self.sink
-        place = os.path.join(self._plan.checkpoint, sink.name)  # which may be a URL
+        place = self._location
         forget_unfinished(Path(place))
         with self._told(sink, "format"):
             query: StreamingQuery = (
@@ -521,6 +579,7 @@ def _checked(plan: Plan, spark: SparkSession) -> list[_Build]:
         for source, keeps_topic in build.sources():
             readers.setdefault(source.name, []).append(build)
             _check_published(plan, build, source, keeps_topic)
+    _check_directories(plan, builds)
     for source in plan.sources:
         if source.format != "nsq":
             continue
@@ -589,6 +648,22 @@ def _check_channels(plan: Plan) -> None:
                 )
                 raise plan.error(source, "options", reason)
         before.append((source, options))
+
+
+def _check_directories(plan: Plan, builds: Sequence[_Build]) -> None:
+    """See that a stream has the directory of its files for itself.
+
+    Raises:
+        PlanError: another sink has it; of two streams each would leave out micro-batches, as they have one number.
+    """
+    before: dict[str, _Build] = {}
+    for build in builds:
+        if not build.directory:
+            continue
+        other = before.setdefault(build.directory, build)
+        if other is not build and (build.is_stream or other.is_stream):
+            reason = f"sink {other.sink.name} writes to this directory: Spark would leave out rows, name another one"
+            raise plan.error(build.sink, build.path_key, reason)
 
 
 def _own(options: SourceOptions) -> str:

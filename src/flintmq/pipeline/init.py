@@ -30,6 +30,8 @@ libraries:
       include: transformations/**
 configuration:
   spark.sql.session.timeZone: UTC
+  # Times in the tables' files with their zone, for whatever else reads them.
+  spark.sql.parquet.outputTimestampType: TIMESTAMP_MICROS
 """
 
 _DEFAULTS = """\

@@ -167,10 +167,15 @@ def find_files(path: Path, wanted: Wanted) -> list[Path]:
     Of a table of Delta or Iceberg they are those of its latest version, as far as they are in ``path``.
 
     Raises:
-        FilesError: there is none at all, or more than anybody means.
+        FilesError: the path does not exist, there is none at all, or more than anybody means.
         TableError: it is in a table whose files cannot be told, or has tables below it.
         SetupError: the library for a table is missing.
     """
+    try:
+        path.stat()
+    except OSError as error:
+        is_missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
+        raise FilesError(path, "it does not exist" if is_missing else f"it cannot be read: {error.strerror}") from error
     whole = path.resolve()
     if (table := table_around(whole)) is not None:
         found = [path / each.relative_to(whole) for each in _files_of(*table) if each.is_relative_to(whole)]

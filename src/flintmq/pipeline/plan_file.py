@@ -62,7 +62,7 @@ class Part:
     """A table of the file.
 
     Attributes:
-        lines: where the table begins, as "", and each of its keys.
+        lines: where the table begins, as "", and each of its keys; of a table within it as ``options.path``.
     """
 
     lines: Mapping[str, int]
@@ -139,8 +139,9 @@ class Plan:
     sinks: Sequence[Sink] = field(default=())
 
     def error(self, part: Part, key: str, reason: str) -> PlanError:
-        """Return the exception for a key of a table."""
-        return PlanError(self.path, part.lines.get(key, part.lines.get("", 0)), reason)
+        """Return the exception for a key of a table, or ``options.path`` of one within it, as far as it has a line."""
+        names = (key, key.partition(".")[0], "")
+        return PlanError(self.path, next((part.lines[name] for name in names if name in part.lines), 0), reason)
 
 
 def read_plan(path: Path) -> Plan:
@@ -320,7 +321,9 @@ class _Table:
         within = f"{kind}." if kind else ""
         for name, lines in ((name, lines) for (name, at), lines in reader._lines.items() if at == index):
             if name and name.startswith(within):
-                self.lines.setdefault(name.removeprefix(within), lines.get("", 0))
+                below = name.removeprefix(within)
+                self.lines.setdefault(below, lines.get("", 0))
+                self.lines |= {f"{below}.{key}": line for key, line in lines.items() if key}
 
     def error(self, key: str, reason: str) -> PlanError:
         return PlanError(self._reader._path, self.lines.get(key, self.lines.get("", 0)), reason)

@@ -19,13 +19,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from flintmq.clock import Clock, SystemClock
-from flintmq.errors import OptionError, UsageError
+from flintmq.errors import NsqdError, OptionError, UsageError
 from flintmq.message import HEADERS_SIZE_MAX
 from flintmq.options import SECOND, Choice, Integer, Items, Switch, Text, option
 from flintmq.pipeline.files import FileName
@@ -42,10 +42,15 @@ from flintmq.pipeline.parquet import (
     read_rows,
 )
 from flintmq.pipeline.runner import Runner, run_command
+from flintmq.spark.broker import POOL, TOPIC_NOT_EXIST
 from flintmq.spark.identity import NAME_SIZE_MAX, TaskIdentity
-from flintmq.spark.lake.table import table_around
+from flintmq.spark.lake.table import local_path, table_around
 from flintmq.spark.offsets import LISTED_MAX
-from flintmq.spark.options import AT_LEAST_ONCE, SinkOptions, parse_timestamp_ns
+from flintmq.spark.options import AT_LEAST_ONCE, ONCE, SinkOptions, in_ms, parse_timestamp_ns
+from flintmq.wire import commands
+
+if TYPE_CHECKING:
+    from flintmq.spark.placing import Layout
 
 _WHOLE = ("int", "bigint")
 _KINDS = {
@@ -166,7 +171,8 @@ def replay(
 
     Raises:
         FilesError: a file is damaged, a row cannot be published, or no file has the topic of ``wanted``; it is named.
-        OptionError: a column is not there, or an option is wrong.
+        OptionError: a column is not there, an option is wrong, or the wanted rows end before they begin.
+        UsageError: the path is a URL.
         FlintError: nsqd did not take the messages.
     """
     sink = SinkOptions.parse({**({"writeId": write_id} if write_id else {}), **options})
@@ -174,8 +180,10 @@ def replay(
         raise OptionError("topic", "", "give the topic that is published to", ARGUMENT)
     if sink.order_by:
         raise OptionError("orderBy", ",".join(sink.order_by), "say order_by (--order-by)", ARGUMENT)
+    wanted = wanted or Wanted()
+    _check_order(wanted)
     job = _Job(
-        Path(path), wanted or Wanted(), body, key, tuple(keep), tuple(order_by), rate, skip_bad_rows, sink,
+        local_path(path, "--path"), wanted, body, key, tuple(keep), tuple(order_by), rate, skip_bad_rows, sink,
         runner or Runner(), SystemClock(),
     )  # fmt: skip
     return job.plan() if dry_run else job.run()
@@ -336,6 +344,9 @@ class _Job:
             else:
                 done.topic, done.is_once = "of an nsqd that is not FlintMQ's", False
             for batch in self._batches(piece):
+                if not done.rows:
+                    self._check_room(layout, identity)
+                self._check_rows(batch, layout)
                 done.rows += batch.num_rows
                 if layout is not None and layout.partition_count:
                     chosen = partitions_of(batch, layout.partition_count, identity, self._sink.sharding)
@@ -344,12 +355,61 @@ class _Job:
                 if self._runner.stop.is_set():
                     return done
         self._check_topic()
-        beyond = [each for each in done.targets if done.topic and each >= int(done.topic.split()[0])]
+        beyond = [each for each in done.targets if not 0 <= each < int(done.topic.split()[0])]
         if beyond:
             what = f"the files have partition {max(beyond)}, topic {self._sink.topic} has {done.topic}"
             raise FilesError(self._path, f"{what}: leave out partition in keep, or create the topic with more")
         done.is_whole = True
         return done
+
+    def _check_room(self, layout: Layout | None, identity: TaskIdentity) -> None:
+        """See that the topic takes messages with what these have besides a body.
+
+        Raises:
+            OptionError: it does not.
+            FlintError: its nsqd does not answer.
+        """
+        topic, kept = self._sink.topic, ", ".join(self._keep) or self._key
+        if layout is None:
+            if kept:
+                allowed = "only FlintMQ's nsqd takes what is kept, and a key, and one of these is another: leave it out"
+                raise OptionError("keep" if self._keep else "key", kept, allowed, ARGUMENT)
+            if self._sink.delivery == ONCE:
+                raise OptionError(
+                    "delivery", ONCE, "an nsqd is not FlintMQ's, and stores again what comes again", ARGUMENT
+                )
+        elif "headers" in self._keep:
+            if not _has_headers(layout, self._sink, identity):
+                allowed = f"topic {topic} has no headers: leave it out, or create the topic with extend=true"
+                raise OptionError("keep", "headers", allowed, ARGUMENT)
+        elif "trace_id" in self._keep and not layout.partition_count:
+            allowed = (
+                f"topic {topic} has no partitions, and no room for it: leave it out, or create the topic with some"
+            )
+            raise OptionError("keep", "trace_id", allowed, ARGUMENT)
+
+    def _check_rows(self, batch: pa.RecordBatch, layout: Layout | None) -> None:
+        """See that a topic without partitions is not to put rows into them, and that headers are some.
+
+        Raises:
+            OptionError: ``keep`` or ``key`` does not do for a row.
+        """
+        from flintmq.spark.encode import HeadersRefused, header_fronts
+
+        given = {name: batch.column(name) for name in batch.schema.names}
+        if layout is not None and not layout.partition_count:
+            name = "key" if "key" in given and given["key"].null_count < batch.num_rows else ""
+            if "partition" in given and any(given["partition"].to_pylist()):
+                name = "partition"
+            if name:
+                option, value = ("key", self._key) if name == "key" else ("keep", name)
+                allowed = f"topic {self._sink.topic} has no partitions: leave it out, or create the topic with some"
+                raise OptionError(option, value, allowed, ARGUMENT)
+        if "headers" in given:
+            try:
+                header_fronts(given["headers"], given.get("trace_id"))
+            except HeadersRefused as error:
+                raise OptionError("keep", "headers", f"{error}, row {error.index} of its batch", ARGUMENT) from error
 
     def _check_topic(self) -> None:
         """See that the topic that is wanted is in some file, where no row was wanted.
@@ -477,6 +537,40 @@ class _Job:
                     raise OptionError("headers", longest, f"at most {HEADERS_SIZE_MAX} bytes", ARGUMENT)
             columns[name] = as_signed(column) if name == "trace_id" else column
         return pa.RecordBatch.from_pydict(columns)
+
+
+def _has_headers(layout: Layout, sink: SinkOptions, identity: TaskIdentity) -> bool:
+    """Ask an nsqd whether its topic has headers; one that does not say so is taken to have some.
+
+    Raises:
+        FlintError: it does not answer.
+    """
+    address = layout.address or layout.leaders[0]
+    try:
+        with POOL.lend(address, sink.connect_timeout, sink.pub_timeout, sink.link) as connection:
+            connection.send(commands.producers(sink.topic, identity.prefix))
+            told = json.loads(connection.receive())
+    except NsqdError as error:
+        if error.code == TOPIC_NOT_EXIST:
+            return False
+        raise
+    # of a topic that others of the cluster serve it knows no more than where it is
+    is_here = bool(told.get("partition_num")) or "elsewhere" not in told
+    return bool(told.get("has_headers", True)) or not is_here
+
+
+def _check_order(wanted: Wanted) -> None:
+    """Refuse an end before the start, which would publish nothing and say nothing.
+
+    Raises:
+        OptionError: which.
+    """
+    nothing = "there is nothing between the two"
+    since_ns, until_ns, start, end = wanted.since_ns, wanted.until_ns, wanted.start_offset, wanted.end_offset
+    if since_ns is not None and until_ns is not None and until_ns < since_ns:
+        raise OptionError("until", in_ms(until_ns), f"since is later, {in_ms(since_ns)}: {nothing}", ARGUMENT)
+    if start is not None and end is not None and end <= start:
+        raise OptionError("end_offset", end, f"it has to be above start_offset, {start}: {nothing}", ARGUMENT)
 
 
 def _spark_type(kind: pa.DataType) -> str:

@@ -18,6 +18,7 @@ from flintmq.pipeline.options import SinkFlags, SourceFlags, StreamFlags, Work
 from flintmq.pipeline.runner import Runner, run_command, spark_failures
 from flintmq.pipeline.streams import COLUMNS, Queries, check_expressions, claimed, read_stream
 from flintmq.pipeline.topics import await_topics, targets_of
+from flintmq.spark.lake.table import local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -90,6 +91,8 @@ def rollup(options: RollupOptions, runner: Runner | None = None) -> RolledUp:
     if bool(options.to) == bool(options.to_topic) and not options.dry_run:
         raise UsageError("give either --to or --to-topic")
     options.check_schema()
+    for flag, directory in (("--to", options.to), ("--bad-rows", options.bad_rows)):
+        local_path(directory, flag)  # raises for a URL
     runner, work = runner or Runner(), RolledUp()
     source = options.source()
     where = options.sink(options, orderBy="at")

@@ -41,6 +41,7 @@ BATCH_PATIENCE_S = 5.0
 SAME_SIGNAL_NS = SECOND
 LOG_LEVEL = "spark.log.level"
 QUIET = "FATAL"  # at ERROR Spark logs what a job fails with several times, with stacks, before the job can say it
+_DUMB = "dumb"
 _LINES_MAX = 4
 _STARTS = "Initializing"  # how the status of a query begins while it starts its sources
 _OF_PY4J = tuple(os.path.join("py4j", name) for name in ("java_gateway.py", "clientserver.py"))
@@ -264,7 +265,10 @@ def _lag(latest: object) -> int:
 
 
 class Shown:
-    """Progress on stderr: a bar, or lines of JSON, at most twice a second."""
+    """Progress on stderr: a bar as wide as the terminal at most, or lines of JSON, at most twice a second.
+
+    A terminal that cannot go back in its line (``TERM=dumb``) gets lines.
+    """
 
     def __init__(self, kind: str, clock: Clock | None = None) -> None:
         if kind == "auto":
@@ -292,7 +296,7 @@ class Shown:
         self._is_finished = True
         if self._kind != "none" and self._last is not None:
             self._show(self._last, self._clock.monotonic_ns() / SECOND)
-            if self._kind == "bar":
+            if self._kind == "bar" and os.environ.get("TERM") != _DUMB:
                 print(file=sys.stderr, flush=True)
 
     def _show(self, work: Work, now_s: float) -> None:
@@ -305,14 +309,28 @@ class Shown:
             print(json.dumps(row | ({"spark_ui": work.ui} if work.ui else {})), file=sys.stderr, flush=True)
             self._ui = work.ui
             return
+        is_dumb = os.environ.get("TERM") == _DUMB
         if work.ui != self._ui:
             self._ui = work.ui
-            print(f"\rSpark: {work.ui}", file=sys.stderr)
+            print(f"Spark: {work.ui}" if is_dumb else f"\rSpark: {work.ui}", file=sys.stderr)
         more = "".join(f"  {number:,} {name}" for name, number in work.figures().items())
         eta = "-" if eta_s is None else f"{eta_s:.0f} s"
         line = f"{work.rows:,} rows{more}  {rate:,.0f}/s  lag {work.lag:,}  batch {work.batch}  ETA {eta}"
+        if is_dumb:
+            print(line, file=sys.stderr, flush=True)
+            return
         self._width = max(self._width, len(line))
-        print(f"\r{line:<{self._width}}", end="", file=sys.stderr, flush=True)
+        columns = _columns()
+        width = min(self._width, columns - 1) if columns else self._width  # after the last column some begin a line
+        print(f"\r{line[:width]:<{width}}", end="", file=sys.stderr, flush=True)
+
+
+def _columns() -> int:
+    """Return how wide the terminal of stderr is; 0: there is none, or it does not say."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns
+    except OSError:
+        return 0
 
 
 def run_command(table: type[Table], arguments: Sequence[str], job: Callable[[Table, Runner], int | None]) -> int:

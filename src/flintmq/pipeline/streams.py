@@ -29,11 +29,13 @@ from typing import TYPE_CHECKING, Any
 
 from flintmq.errors import UNREADABLE_JSON, UsageError
 from flintmq.pipeline.bodies import PLACE, REASON, SchemaFlags, with_columns
+from flintmq.pipeline.file_sinks import check_readable
 from flintmq.pipeline.files import STAGED, DirectoryError, take
 from flintmq.pipeline.options import StreamFlags, Work
 from flintmq.pipeline.runner import JobFailed, Runner, spark_failures
 from flintmq.spark.durable import replace
 from flintmq.spark.lag import CHECKPOINT_FILE_MAX
+from flintmq.spark.lake.table import local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -70,16 +72,25 @@ def claimed(checkpoint: str, job: Mapping[str, str]) -> Iterator[str]:
         CheckpointError: another job's, or in use, or it cannot be written.
         UsageError: it is no directory of this machine.
     """
-    if "://" in checkpoint:
-        raise UsageError(f"--checkpoint {checkpoint}: it has to be a directory that is local or mounted")
-    directory = Path(checkpoint)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(directory, f"it cannot be written: {error}") from error
-    lock = take(directory, LOCK, "another job runs with it", CheckpointError)
-    try:
+    directory = local_path(checkpoint, "--checkpoint")
+    with held(directory):
         yield _name(directory, dict(job))
+
+
+@contextmanager
+def held(checkpoint: Path) -> Iterator[None]:
+    """Keep other processes from a checkpoint, which is made where it is missing.
+
+    Raises:
+        CheckpointError: another job runs with it, or it cannot be written.
+    """
+    try:
+        checkpoint.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(checkpoint, f"it cannot be written: {error}") from error
+    lock = take(checkpoint, LOCK, "another job runs with it", CheckpointError)
+    try:
+        yield
     finally:
         os.close(lock)
 
@@ -233,7 +244,12 @@ class Queries:
         self._starters.append(self._writer(frame, query).format("nsq").options(**sink).start)
 
     def to_files(self, frame: DataFrame, directory: str, *, by_hour: bool, query: str = ROWS) -> None:
-        """Write rows as Parquet files."""
+        """Write rows as Parquet files.
+
+        Raises:
+            SinkError: Spark would not read them there.
+        """
+        check_readable(Path(directory))
         files = BatchFiles(directory, self._name, by_hour=by_hour)
         self._starters.append(self._writer(frame, query).foreachBatch(files).start)
 

@@ -54,7 +54,7 @@ class TableArchive(Archive):
         super().__exit__()
 
     def positions(self, keys: Iterable[PartitionKey] = ()) -> dict[PartitionKey, int]:
-        """Return where each of ``keys`` goes on that the table knows."""
+        """Return where each of ``keys`` goes on that the table knows; it is asked by name, and lists none."""
         marks = {key_mark(key): key for key in keys}
         found = {marks[mark]: end for mark, end in self._table.marks(marks).items()}
         self._positions |= found
@@ -63,7 +63,7 @@ class TableArchive(Archive):
     def publish(self, staged: Path, name: FileName, moment: datetime) -> Path:
         """Give a staged file, which is durable, its name; it is of the table with the next :meth:`commit`."""
         day = f"{moment:%Y-%m-%d}"
-        stem = str(name).removesuffix(".parquet")
+        stem = str(name).removesuffix(".parquet").replace("#", ".")  # of an ephemeral topic; URLs end there
         path = self.directory / "data" / f"{DAY}={day}" / unused(stem)
         move(staged, path)
         partition = {DAY: day} if self._is_partitioned else {}

@@ -26,11 +26,13 @@ QUICK_JVM_FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _FS_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 JVM_FLAGS = "spark.driver.extraJavaOptions"
 SOCKETS = "spark.python.unix.domain.socket.enabled"
+PARQUET_TIMES = "spark.sql.parquet.outputTimestampType"
 COSTS = {
     SOCKETS: "a Python task costs 70 ms instead of 25",
     "spark.sql.streaming.checkpointFileManagerClass": "each micro-batch forks processes for its checkpoint, some 60 ms",
     "spark.sql.python.filterPushdown.enabled": "pushdown=true is refused",
     "spark.sql.session.timeZone": "times are shown and parsed in another zone",
+    PARQUET_TIMES: "times in Parquet files are without their zone, and move where others read them",
 }
 """Settings of :func:`session`, and what a session without them pays."""
 STREAM_ENVIRONMENT = {
@@ -52,6 +54,7 @@ def settings(master: str, jvm: str = QUICK) -> dict[str, str]:
         SOCKETS: "true",
         "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
+        PARQUET_TIMES: "TIMESTAMP_MICROS",  # the default is INT96, which has no zone
         "spark.ui.showConsoleProgress": "false",
     }
     cores = local_cores(master)

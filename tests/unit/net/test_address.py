@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
+from flintmq.addresses import format_address
 from flintmq.net.address import (
     ListenFailed,
     bind_host,
-    format_address,
     format_peer,
     listening_address,
     split_address,

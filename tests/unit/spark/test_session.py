@@ -22,6 +22,7 @@ def test_settings_of_a_local_session():
     assert chosen["spark.sql.shuffle.partitions"] == "3"
     assert chosen["spark.python.unix.domain.socket.enabled"] == "true"
     assert chosen["spark.sql.session.timeZone"] == "UTC"
+    assert chosen["spark.sql.parquet.outputTimestampType"] == "TIMESTAMP_MICROS"
     assert "FileSystemBased" in chosen["spark.sql.streaming.checkpointFileManagerClass"]
     assert "SerialGC" in chosen["spark.driver.extraJavaOptions"]
     assert settings("local")["spark.sql.shuffle.partitions"] == "1"

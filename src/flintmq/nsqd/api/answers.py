@@ -9,12 +9,18 @@ import asyncio
 from collections.abc import Callable
 
 from flintmq.broker.partition import Ended
+from flintmq.net.descriptors import TooFewDescriptors
 from flintmq.net.http_messages import EMPTY, HttpError, PendingResponse, Response
 
 
 def exiting(error: BaseException) -> HttpError:
     """Refuse as nsqd does whatever cannot be stored: the reason is in /ping and the log."""
     return HttpError(503, "EXITING")
+
+
+def too_few_files(error: TooFewDescriptors) -> HttpError:
+    """Refuse to create a topic, and say why: whoever reads it may delete some."""
+    return HttpError(503, f"TOO_FEW_FILES: {error}")
 
 
 class PendingAnswer:

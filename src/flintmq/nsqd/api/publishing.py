@@ -34,10 +34,11 @@ from flintmq.broker.producers import SequenceGap
 from flintmq.errors import UNREADABLE_JSON, FlintError, RemoteProtocolError
 from flintmq.limits import PRODUCER_ID_SIZE_MAX
 from flintmq.message import HEADERS_SIZE_MAX
+from flintmq.net.descriptors import TooFewDescriptors
 from flintmq.net.http_envelope import enveloped
 from flintmq.net.http_messages import HttpError, PendingResponse, Request, Response, json_response, text_response
 from flintmq.net.http_router import Handler
-from flintmq.nsqd.api.answers import PendingAnswer, exiting
+from flintmq.nsqd.api.answers import PendingAnswer, exiting, too_few_files
 from flintmq.nsqd.api.arguments import lenient_switch, partition_to_publish, topic_name
 from flintmq.nsqd.api.route import NSQ_WORDS, TOPIC_PUBLISH, Route
 from flintmq.nsqd.extended import trace_id_bytes
@@ -211,6 +212,8 @@ def _refusal(error: FlintError, is_draining: bool = False) -> HttpError:
         return HttpError(409, f"SEQUENCE_GAP: {error}")
     if isinstance(error, RemoteProtocolError):
         return HttpError(404 if error.code == "E_TOPIC_NOT_EXIST" else 400, error.code)
+    if isinstance(error, TooFewDescriptors):
+        return too_few_files(error)
     return HttpError(503, "DRAINING" if is_draining else "EXITING")
 
 

@@ -26,8 +26,9 @@ from flintmq.broker.partition import Ended
 from flintmq.broker.topic import Topic
 from flintmq.errors import FlintError
 from flintmq.names import is_ephemeral
+from flintmq.net.descriptors import TooFewDescriptors
 from flintmq.net.http_messages import EMPTY, HttpError, PendingResponse, Request, Response
-from flintmq.nsqd.api.answers import PendingAnswer, when
+from flintmq.nsqd.api.answers import PendingAnswer, too_few_files, when
 from flintmq.nsqd.api.arguments import (
     any_topic_name,
     channel_name,
@@ -90,6 +91,8 @@ class TopicsApi:
             topic = self._topics.create(name)
         except OfTheCluster as error:
             raise _not_leader(error) from None
+        except TooFewDescriptors as error:
+            raise too_few_files(error) from None
         except FlintError:
             raise HttpError(500, "INTERNAL_ERROR") from None
         return self._durable(topic, answer)
@@ -124,6 +127,8 @@ class TopicsApi:
             raise HttpError(400, str(error)) from None
         except OfTheCluster as error:
             raise _not_leader(error) from None
+        except TooFewDescriptors as error:
+            raise too_few_files(error) from None
         except FlintError:
             raise HttpError(503, "EXITING") from None
         return self._durable(topic)
@@ -142,6 +147,8 @@ class TopicsApi:
             raise HttpError(400, str(error)) from None
         except OfTheCluster as error:
             raise _not_leader(error) from None
+        except TooFewDescriptors as error:
+            raise too_few_files(error) from None
         except FlintError:
             raise HttpError(503, "EXITING") from None
         return self._durable(topic)

@@ -19,11 +19,14 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
 from pyiceberg.expressions import AlwaysTrue
-from pyiceberg.io.pyarrow import ArrowScan, parquet_file_to_data_file
+from pyiceberg.io.pyarrow import ArrowScan, parquet_file_to_data_file, pyarrow_to_schema
 from pyiceberg.manifest import FileFormat
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table as CatalogTable
 from pyiceberg.table import TableProperties
+from pyiceberg.table.name_mapping import create_mapping_from_schema
 from pyiceberg.transforms import DayTransform
+from pyiceberg.types import IntegerType, LongType
 from sqlalchemy.exc import SQLAlchemyError
 
 from flintmq.spark.durable import sync
@@ -56,13 +59,17 @@ def open_catalog(directory: Path, name: str = "") -> Catalog:
     Raises:
         TableError: there is no such catalog, or it cannot be used.
     """
+    _check_name(directory)
     if name:
         try:
             return load_catalog(name)
         except Exception as error:
-            raise TableError(f"catalog {name}", f"PyIceberg cannot open it: {error}") from error
+            raise TableError(f"catalog {name}", f"PyIceberg cannot open it: {one_line(error)}") from error
     root = directory.resolve()
-    return SqlCatalog("flintmq", uri=f"sqlite:///{root / CATALOG_FILE}", warehouse=f"file://{root}")
+    try:
+        return SqlCatalog("flintmq", uri=f"sqlite:///{root / CATALOG_FILE}", warehouse=f"file://{root}")
+    except FAILURES as error:
+        raise TableError(directory, f"its catalog cannot be opened ({CATALOG_FILE}): {one_line(error)}") from error
 
 
 class IcebergTable:
@@ -80,17 +87,18 @@ class IcebergTable:
         Raises:
             TableError: it lies somewhere else, has other columns, or cannot be made.
         """
-        if any(sign in str(directory.resolve()) for sign in "?#"):
-            raise TableError(directory, "PyIceberg cannot have a ? or # in the name of a directory; take another one")
+        _check_name(directory)
         table = cls(directory, catalog, name)
         try:
             table._make(schema, day_of)
         except FAILURES as error:
-            raise TableError(directory, f"it cannot be made: {error}") from error
-        found = table.load()
-        missing = [field for field in schema.names if field not in found.schema().column_names]
+            raise TableError(directory, f"it cannot be made: {one_line(error)}") from error
+        found = table.load().schema()
+        missing = [field for field in schema.names if field not in found.column_names]
         if missing:
             raise TableError(directory, f"it has no column {', '.join(missing)}; leave them out, or add them to it")
+        if others := list(_differing(found, schema)):
+            raise TableError(directory, f"its columns do not fit: {'; '.join(others)}; take another directory")
         return table
 
     @classmethod
@@ -108,7 +116,7 @@ class IcebergTable:
                 if catalog.load_table(name).location().removeprefix("file://").rstrip("/") == str(directory):
                     return cls(directory, catalog, name)
         except FAILURES as error:
-            raise TableError(directory, f"its catalog cannot be read: {error}") from error
+            raise TableError(directory, f"its catalog cannot be read: {one_line(error)}") from error
         raise TableError(directory, "no table of its catalog lies there; was the directory moved? Move it back")
 
     def _make(self, schema: pa.Schema, day_of: str) -> None:
@@ -129,12 +137,14 @@ class IcebergTable:
         """Return the table as it is now.
 
         Raises:
-            TableError: it is gone, or lies somewhere else.
+            TableError: it is gone, or lies somewhere else, or its catalog cannot be read.
         """
         try:
             table = self._catalog.load_table(self._name)
         except NoSuchTableError as error:
             raise TableError(self.directory, f"{self._name} is not in the catalog any more") from error
+        except FAILURES as error:
+            raise TableError(self.directory, f"its catalog cannot be read: {one_line(error)}") from error
         if table.location().removeprefix("file://") != str(self.directory.resolve()):
             raise TableError(self.directory, f"{self._name} lies in {table.location()}; give that directory")
         table.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"  # of this object alone
@@ -154,7 +164,7 @@ class IcebergTable:
                 for field in schema.fields:
                     names.setdefault(field.field_id, set()).add(field.name)
         except FAILURES as error:
-            raise TableError(self.directory, f"it cannot be read: {error}") from error
+            raise TableError(self.directory, f"it cannot be read: {one_line(error)}") from error
         needed = []
         if any(task.delete_files for task in tasks):
             needed.append("files have rows that were deleted")
@@ -190,7 +200,8 @@ class IcebergTable:
                 found = self.marks(marks)
                 if all(found.get(name) == mark.after for name, mark in marks.items()):
                     return
-                raise TableError(self.directory, f"it cannot be written: {failed}", is_unchanged=True) from failed
+                reason = f"it cannot be written: {one_line(failed)}"
+                raise TableError(self.directory, reason, is_unchanged=True) from failed
         raise TableError(self.directory, f"others change it all the time: {error}", is_unchanged=True) from error
 
     def compact(self, rows_max: int = ROWS_MAX) -> Compacted:
@@ -301,8 +312,35 @@ class IcebergTable:
             except CommitFailedException as failed:
                 error = failed
             except FAILURES as failed:
-                raise TableError(self.directory, f"it cannot be compacted: {failed}") from failed
+                raise TableError(self.directory, f"it cannot be compacted: {one_line(failed)}") from failed
         raise TableError(self.directory, f"others change it all the time: {error}") from error
+
+
+def _check_name(directory: Path) -> None:
+    """See that PyIceberg finds a directory by its name, in which it takes some signs for those of a URL.
+
+    Raises:
+        TableError: it does not.
+    """
+    if any(sign in str(directory.resolve()) for sign in "?#%"):
+        raise TableError(directory, "PyIceberg cannot have a ?, # or % in the name of a directory; take another one")
+
+
+def _differing(found: Schema, schema: pa.Schema) -> Iterator[str]:
+    """Say which columns of a table do not take what files of a schema have, by name and type."""
+    names = create_mapping_from_schema(found)
+    for field in schema:
+        wanted = found.find_field(field.name).field_type
+        try:
+            have = pyarrow_to_schema(pa.schema([field]), names).fields[0].field_type
+        except ValueError:  # a map or a list, where the table has something without parts
+            yield f"{field.name} is {wanted}, and {field.type} would be written"
+            continue
+        if have != wanted and not (have == IntegerType() and wanted == LongType()):
+            yield f"{field.name} is {wanted}, and {have} would be written"
+    for column in found.fields:
+        if column.required:  # Arrow's columns may all have nulls
+            yield f"{column.name} is required"
 
 
 def _address(path: Path) -> str:

@@ -15,11 +15,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from flintmq.errors import FlintError
+from flintmq.errors import FlintError, UsageError
 
 PARQUET, DELTA, ICEBERG = "parquet", "delta", "iceberg"
 TABLE = "nsq.messages"
 CATALOG_FILE = "catalog.db"
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")  # one slash: a Path has no two
 
 
 class TableError(FlintError):
@@ -148,9 +149,32 @@ def local_file(directory: Path, address: str) -> Path:
     raise TableError(directory, f"its file {address} is not in that directory: restore it")
 
 
+def local_path(given: str | Path, what: str) -> Path:
+    """Return an absolute path, which no library takes for the address of a store elsewhere.
+
+    Args:
+        what: the argument is, for the error: ``--to``.
+
+    Raises:
+        UsageError: it is a URL.
+    """
+    if _URL.match(str(given)):
+        raise UsageError(
+            f"{what}: {given} is a URL, and files are read and written in local or mounted directories alone; give the "
+            "path where it is mounted"
+        )
+    return Path(given).absolute()
+
+
 def one_line(error: Exception) -> str:
-    """Return the words of a library's error; delta-rs paints its causes below each other, Arrow has several lines."""
-    return " ".join(re.sub(r"\s*↳\s*", ": ", re.sub(r"\x1b\[[0-9;]*m", "", str(error))).split())
+    """Return the words of a library's error.
+
+    delta-rs paints its causes below each other, Arrow has several lines, PyIceberg draws boxes, and SQLAlchemy adds the
+    statement to what the database says.
+    """
+    text = str(getattr(error, "orig", None) or error)
+    text = re.sub(r"[\u2500-\u257f]+", " ", re.sub(r"\x1b\[[0-9;]*m", "", text))
+    return " ".join(re.sub(r"\s*↳\s*", ": ", text).split())
 
 
 def unused(stem: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -69,6 +70,13 @@ def write_all(data: bytes) -> None:
         raise
     except OSError as error:
         raise OutputError(f"the output cannot be written: {error.strerror}") from error
+
+
+def is_read() -> bool:
+    """Whether somebody may still read stdout; a file has no reader, and is always fine."""
+    poll = select.poll()
+    poll.register(STDOUT, 0)
+    return not any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
 def json_bytes(thing: Any) -> bytes:

@@ -2,7 +2,8 @@
 
 Rules of this file: a message is finished when it has been written, or when its command has ended with 0; whatever ends
 it (a count, a time, Ctrl-C, a reader who goes away), the rest is given back at once. Writing is done in a thread, so
-that a reader who stands still does not make nsqd give up the connection.
+that a reader who stands still does not make nsqd give up the connection. Exit code 1 where commands have failed and
+less was finished than was wanted: nothing, or less than ``--count``.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from flintmq.net.loop import loop_factory
 from flintmq.tools.shell.arguments import NS_PER_S, Place
 from flintmq.tools.shell.lines import Line, id_text, writer
 from flintmq.tools.shell.link import Link, Unreachable
-from flintmq.tools.shell.output import count_of, is_terminal, note, write_all
+from flintmq.tools.shell.output import count_of, is_read, is_terminal, note, write_all
 
 GATHER_S = 0.01
 """Messages that come within this time are written together."""
 BATCH_MAX = 2500
 _TICK_S = 0.05
+_READER_S = 0.5
 _DRAIN_S = 5.0
 _TOUCH_SHARE = 0.4
 _FLINTMQ = "FLINTMQ_"
@@ -109,11 +111,12 @@ class _Sub:
 
     def __init__(self, given: argparse.Namespace, link: Link, write: Callable[[Line], bytes]) -> None:
         self._given, self._link, self._write = given, link, write
-        self._left: int | None = given.count
+        self._left: int | None = given.count  # of those that are wanted
         self._done = 0
         self._failed = 0
         self._error: FlintError | None = None
         self._ended: NoCommand | None = None
+        self._is_unread = False
         in_flight = 2 * given.jobs if given.command_line else given.max_in_flight
         if given.count:
             in_flight = min(in_flight, given.count)  # more would be asked for than is wanted
@@ -143,7 +146,7 @@ class _Sub:
         async with self._consumer as consumer:
             self._check_there()
             logging.disable(logging.NOTSET)
-            ends = [loop.create_task(self._end_in_time())]
+            ends = [loop.create_task(self._end_in_time()), loop.create_task(self._end_unread())]
             if self._given.span is not None:
                 loop.call_later(self._given.span, consumer.stop)
             try:
@@ -158,7 +161,9 @@ class _Sub:
             note(f"{count_of(self._done, 'message')} finished, {self._failed:,} requeued")
         if self._ended is not None:
             raise self._ended
-        return 0
+        if self._is_unread and self._left != 0:
+            raise BrokenPipeError
+        return 1 if self._failed and self._done < (self._given.count or 1) else 0
 
     def _check_there(self) -> None:
         """Refuse to wait for ever where nobody answers at the addresses that were named.
@@ -182,6 +187,15 @@ class _Sub:
         loop = asyncio.get_running_loop()
         while (left := self._at + idle - loop.time()) > 0 or self._consumer.stats().in_flight:  # noqa: ASYNC110
             await asyncio.sleep(max(left, _TICK_S))
+        self._consumer.stop()
+
+    async def _end_unread(self) -> None:
+        """Stop when nobody reads what is printed any more; without a message to write nothing else would tell."""
+        if self._given.command_line:
+            return
+        while is_read():  # noqa: ASYNC110
+            await asyncio.sleep(_READER_S)
+        self._is_unread = True
         self._consumer.stop()
 
     async def _print(self) -> None:
@@ -214,6 +228,7 @@ class _Sub:
         if self._left is not None:
             self._left -= count
             if self._left <= 0:
+                self._left = 0
                 self._consumer.stop()
 
     async def _run_command(self, message: Message[bytes]) -> None:
