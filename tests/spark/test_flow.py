@@ -21,8 +21,7 @@ from flintmq.pipeline import file_sinks, flow
 from flintmq.pipeline.flow import check_plan, run_plan
 from flintmq.pipeline.plan_file import PlanError, read_plan
 from flintmq.pipeline.runner import JobFailed, Runner
-from flintmq.pipeline.streams import CheckpointError
-from flintmq.pipeline.streams import held as held_checkpoint
+from flintmq.pipeline.streams import CheckpointError, checkpoint_held
 
 WHOLE = """
 name = "flights"
@@ -415,9 +414,9 @@ def test_one_run_at_a_time(spark, tmp_path):
     """A second one with the same checkpoint, or with another and the same directory, is refused; the first goes on."""
     plan = stream_of("first", tmp_path)
     place = tmp_path / "first"
-    with held_checkpoint(place), pytest.raises(CheckpointError, match=f"{place}: another job runs with it"):
+    with checkpoint_held(place), pytest.raises(CheckpointError, match=f"{place}: another job runs with it"):
         run_plan(plan, spark=spark)
-    with file_sinks.held(f"file:{tmp_path}/out"):
+    with file_sinks.sink_held(f"file:{tmp_path}/out"):
         assert check_plan(plan, spark=spark), "a check changes nothing"
         with pytest.raises(PlanError, match="another pipeline writes to it") as caught:
             run_plan(plan, spark=spark)

@@ -17,12 +17,11 @@ is looked at before the checkpoint, as a query that runs plans before it writes.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flintmq.pipeline.files import DirectoryError, take
+from flintmq.pipeline.files import DirectoryError, held
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -100,8 +99,7 @@ def _system(spark: SparkSession, place: Any) -> Any:
     return place.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
 
 
-@contextmanager
-def held(directory: str) -> Iterator[None]:
+def sink_held(directory: str) -> AbstractContextManager[None]:
     """Keep other pipelines from writing to a directory, as far as it is local or mounted.
 
     Args:
@@ -111,18 +109,8 @@ def held(directory: str) -> Iterator[None]:
         SinkError: one does, or it cannot be written.
     """
     if not directory.startswith(_LOCAL):
-        yield
-        return
-    place = Path(directory.removeprefix(_LOCAL))
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SinkError(place, f"it cannot be written: {error}") from error
-    lock = take(place, LOCK, "another pipeline writes to it", SinkError)
-    try:
-        yield
-    finally:
-        os.close(lock)
+        return nullcontext()
+    return held(Path(directory.removeprefix(_LOCAL)), LOCK, "another pipeline writes to it", SinkError)
 
 
-__all__ = ["METADATA", "SinkError", "check_readable", "directory_of", "foreign_batch", "has_metadata", "held"]
+__all__ = ["METADATA", "SinkError", "check_readable", "directory_of", "foreign_batch", "has_metadata", "sink_held"]

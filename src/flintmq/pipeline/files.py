@@ -315,6 +315,20 @@ def take(directory: Path, name: str, who: str, kind: type[DirectoryError] = Arch
 
 
 @contextmanager
+def held(directory: Path, name: str, who: str, kind: type[DirectoryError]) -> Iterator[None]:
+    """Have the lock of that name, as :func:`take`, in a directory that is made where it is missing."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise kind(directory, f"it cannot be written: {error}") from error
+    lock = take(directory, name, who, kind)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+@contextmanager
 def changing_names(directory: Path) -> Iterator[None]:
     """Hold names as they are for others; whoever has this does nothing but look and rename."""
     lock = os.open(directory / NAMES, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)

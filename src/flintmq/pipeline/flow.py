@@ -26,8 +26,7 @@ from flintmq.pipeline import file_sinks
 from flintmq.pipeline.options import SPARK, JobOptions, SparkFlags, Work
 from flintmq.pipeline.plan_file import BATCH_MODES, DROP, FAIL, STREAM_MODES, Part, Plan, Sink, Source, Step, read_plan
 from flintmq.pipeline.runner import JobFailed, Runner, one_line, run_command, spark_failures
-from flintmq.pipeline.streams import forget_unfinished
-from flintmq.pipeline.streams import held as held_checkpoint
+from flintmq.pipeline.streams import checkpoint_held, forget_unfinished
 from flintmq.pipeline.topics import Target, await_topics, check_targets, shared_topics
 from flintmq.spark.batch_reader import NsqReader
 from flintmq.spark.broker import TOPIC_NOT_EXIST, NotByOffset
@@ -159,7 +158,7 @@ def _run_plan(plan: Plan, runner: Runner, wait_for_topic_s: float, master: str =
         builds = _checked(plan, spark)
         streams = [build for build in builds if build.is_stream]
         if streams and "://" not in plan.checkpoint:
-            around.enter_context(held_checkpoint(Path(plan.checkpoint)))
+            around.enter_context(checkpoint_held(Path(plan.checkpoint)))
         for build in streams:
             around.enter_context(build.held())
         for build in builds:
@@ -390,7 +389,7 @@ class _Build:
         with ExitStack() as around:
             if self.directory:
                 try:
-                    around.enter_context(file_sinks.held(self.directory))
+                    around.enter_context(file_sinks.sink_held(self.directory))
                 except file_sinks.SinkError as error:
                     raise self._plan.error(self.sink, self.path_key, str(error)) from error
                 self._check_directory()

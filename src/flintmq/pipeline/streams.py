@@ -17,20 +17,19 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import secrets
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flintmq.errors import UNREADABLE_JSON, UsageError
 from flintmq.pipeline.bodies import PLACE, REASON, SchemaFlags, with_columns
 from flintmq.pipeline.file_sinks import check_readable
-from flintmq.pipeline.files import STAGED, DirectoryError, take
+from flintmq.pipeline.files import STAGED, DirectoryError, held
 from flintmq.pipeline.options import StreamFlags, Work
 from flintmq.pipeline.runner import JobFailed, Runner, spark_failures
 from flintmq.spark.durable import replace
@@ -73,26 +72,17 @@ def claimed(checkpoint: str, job: Mapping[str, str]) -> Iterator[str]:
         UsageError: it is no directory of this machine.
     """
     directory = local_path(checkpoint, "--checkpoint")
-    with held(directory):
+    with checkpoint_held(directory):
         yield _name(directory, dict(job))
 
 
-@contextmanager
-def held(checkpoint: Path) -> Iterator[None]:
+def checkpoint_held(checkpoint: Path) -> AbstractContextManager[None]:
     """Keep other processes from a checkpoint, which is made where it is missing.
 
     Raises:
         CheckpointError: another job runs with it, or it cannot be written.
     """
-    try:
-        checkpoint.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(checkpoint, f"it cannot be written: {error}") from error
-    lock = take(checkpoint, LOCK, "another job runs with it", CheckpointError)
-    try:
-        yield
-    finally:
-        os.close(lock)
+    return held(checkpoint, LOCK, "another job runs with it", CheckpointError)
 
 
 def _name(directory: Path, job: dict[str, str]) -> str:

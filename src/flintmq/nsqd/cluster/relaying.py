@@ -23,12 +23,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from struct import Struct
 
 import msgspec
 
-from flintmq.broker.channel import Channel
 from flintmq.broker.partition import Ended
 from flintmq.broker.shared_subscription import ChannelParts, SharedSubscription
 from flintmq.broker.subscription import Locality
@@ -192,37 +193,38 @@ class Upstream:
             self._on_lost(self, reason)
 
 
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a node has for its consumers' upstreams.
+
+    Attributes:
+        wants_output: has a client's output written.
+        msg_timeout_ns: of who has not said another one.
+    """
+
+    peers: Peers
+    now_ns: Callable[[], int]
+    wants_output: Callable[[Client], None]
+    msg_timeout_ns: int
+
+
 class Upstreams(ABC):
     """Messages that other nodes send to one consumer, and its words about them.
-
-    Args:
-        wants_output: has the client's output written.
 
     Attributes:
         delivered, finished, requeued: messages.
     """
 
-    def __init__(
-        self,
-        peers: Peers,
-        client: Client,
-        event: Subscribe,
-        meta: TopicMeta,
-        now_ns: Callable[[], int],
-        wants_output: Callable[[Client], None],
-        msg_timeout_ns: int,
-    ) -> None:
+    def __init__(self, means: Means, client: Client, event: Subscribe, meta: TopicMeta) -> None:
         self.topic = event.topic
         self.channel = event.channel
         self.delivered = self.finished = self.requeued = 0
-        self._peers = peers
+        self._means = means
         self._client = client
-        self._now_ns = now_ns
-        self._wants_output = wants_output
         self._is_raw = meta.has_raw_ids
         self._greeting = greeting_of(client, event)
         negotiated = client.negotiated
-        self._msg_timeout_ns = msg_timeout_ns if negotiated is None else negotiated.msg_timeout_ms * 1_000_000
+        self._msg_timeout_ns = means.msg_timeout_ns if negotiated is None else negotiated.msg_timeout_ms * 1_000_000
         self._upstreams: dict[tuple[str, str], Upstream] = {}  # by the leader's node and incarnation
         self._by_partition: dict[int, Upstream] = {}
         self._turn = 0
@@ -232,7 +234,15 @@ class Upstreams(ABC):
     def _open(self, record: NodeRecord) -> Upstream:
         """Subscribe for the client at a leader."""
         upstream = self._upstreams[record.node, record.incarnation] = Upstream(
-            self._peers, record, self._greeting, 2, self._is_raw, self._opened, self._messages, self._put, self._lost
+            self._means.peers,
+            record,
+            self._greeting,
+            2,
+            self._is_raw,
+            self._opened,
+            self._messages,
+            self._put,
+            self._lost,
         )
         return upstream
 
@@ -273,7 +283,7 @@ class Upstreams(ABC):
         self.share()
 
     def _messages(self, upstream: Upstream, frames: bytes, ids: Iterable[int]) -> None:
-        until_ns = self._now_ns() + self._msg_timeout_ns
+        until_ns = self._means.now_ns() + self._msg_timeout_ns
         in_flight = upstream.in_flight
         for internal in ids:
             in_flight.pop(internal, None)  # those that are waited for the longest stay in front
@@ -284,7 +294,7 @@ class Upstreams(ABC):
 
     def _put(self, frames: bytes) -> None:
         self._client.out.append(frames)
-        self._wants_output(self._client)
+        self._means.wants_output(self._client)
 
     def _wire_id(self, internal: int) -> bytes:
         return _INTERNAL.pack(internal) + bytes(TRACE_ID_SIZE) if self._is_raw else hex_id(internal)
@@ -323,7 +333,7 @@ class Upstreams(ABC):
         if upstream is None or not upstream.is_open:
             return False
         if upstream.in_flight.pop(internal, None) is not None:
-            upstream.in_flight[internal] = self._now_ns() + self._msg_timeout_ns
+            upstream.in_flight[internal] = self._means.now_ns() + self._msg_timeout_ns
         upstream.write(commands.touch(self._wire_id(internal)))
         return True
 
@@ -376,22 +386,8 @@ class RelayedChannel(ChannelParts):
         self.name = name
         self.ephemeral = is_ephemeral(name)
         self.latency = None
-        self.upstreams = self._relay = relay
-
-    def in_turn(self) -> list[Channel]:
-        return []
-
-    def finish(self, subscription: object, ids: Sequence[int], wall_ns: int = 0) -> list[int]:
-        return self._relay.finish(ids)
-
-    def requeue(self, subscription: object, internal: int, delay_ns: int, wall_ns: int) -> bool:
-        return self._relay.requeue(internal, delay_ns)
-
-    def touch(self, subscription: object, internal: int, now_ns: int) -> bool:
-        return self._relay.touch(internal)
-
-    def is_in_flight(self, internal: int) -> bool:
-        return False
+        self.upstreams = relay
+        self._channels, self._subscriptions, self._turns = {}, {}, deque()
 
 
 class Relay(Upstreams):
@@ -407,17 +403,14 @@ class Relay(Upstreams):
 
     def __init__(
         self,
-        peers: Peers,
+        means: Means,
         client: Client,
         event: Subscribe,
         meta: TopicMeta,
-        now_ns: Callable[[], int],
-        wants_output: Callable[[Client], None],
-        msg_timeout_ns: int,
         leaders: Callable[[str], dict[str, tuple[NodeRecord, tuple[int, ...]]]],
         on_end: Callable[[Relay], None],
     ) -> None:
-        super().__init__(peers, client, event, meta, now_ns, wants_output, msg_timeout_ns)
+        super().__init__(means, client, event, meta)
         self.subscribed = Ended()
         self._leaders = leaders
         self._on_end = on_end
@@ -525,18 +518,15 @@ class Supplement(Upstreams):
 
     def __init__(
         self,
-        peers: Peers,
+        means: Means,
         client: Client,
         event: Subscribe,
         meta: TopicMeta,
-        now_ns: Callable[[], int],
-        wants_output: Callable[[Client], None],
-        msg_timeout_ns: int,
         deliver: Callable[[ChannelParts], None],
         on_idle: Callable[[Supplement, str, bool], None],
         on_end: Callable[[Supplement], None],
     ) -> None:
-        super().__init__(peers, client, event, meta, now_ns, wants_output, msg_timeout_ns)
+        super().__init__(means, client, event, meta)
         self._deliver = deliver
         self._on_idle = on_idle
         self._on_end = on_end
@@ -555,10 +545,10 @@ class Supplement(Upstreams):
     def add(self, record: NodeRecord) -> None:
         """Give the consumer what a node has, too."""
         if not self._is_over and (record.node, record.incarnation) not in self._upstreams:
-            self._came_ns[self._open(record)] = self._now_ns()
+            self._came_ns[self._open(record)] = self._means.now_ns()
 
     def _messages(self, upstream: Upstream, frames: bytes, ids: Iterable[int]) -> None:
-        self._came_ns[upstream] = self._now_ns()
+        self._came_ns[upstream] = self._means.now_ns()
         self._useful.add(upstream)
         super()._messages(upstream, frames, ids)
 

@@ -27,7 +27,7 @@ from flintmq.nsqd.client import Client
 from flintmq.nsqd.cluster.handing import HandOn, until
 from flintmq.nsqd.cluster.led import Led
 from flintmq.nsqd.cluster.peers import Peers
-from flintmq.nsqd.cluster.relaying import Relay, Supplement, greeting_of, subscribed_once
+from flintmq.nsqd.cluster.relaying import Means, Relay, Supplement, greeting_of, subscribed_once
 from flintmq.nsqd.cluster.unread import Answers, UnreadElsewhere
 from flintmq.nsqd.cluster.wishes import Wishes
 from flintmq.nsqd.leadership import Leadership, NotOfOneNode, OfTheCluster, not_leader
@@ -100,9 +100,8 @@ class Serving:
         self._tasks: set[asyncio.Task[None]] = set()
         self._peers = peers
         self._now_ns = env.clock.monotonic_ns
-        self._wants_output = wants_output
+        self._means = Means(peers, self._now_ns, wants_output, msg_timeout_ns)
         self._schedule = schedule
-        self._msg_timeout_ns = msg_timeout_ns
         self._relays: dict[Relay, None] = {}
         self.unread = UnreadElsewhere(node, peers, self._now_ns, self.leading, self._supplement)
 
@@ -300,15 +299,7 @@ class Serving:
         if record is None or event.partition not in (None, NOT_A_NUMBER):
             return None
         relay = Relay(
-            self._peers,
-            client,
-            event,
-            record.meta,
-            self._now_ns,
-            self._wants_output,
-            self._msg_timeout_ns,
-            self.leading,
-            lambda relay: self._relays.pop(relay, None),
+            self._means, client, event, record.meta, self.leading, lambda relay: self._relays.pop(relay, None)
         )
         self._relays[relay] = None
         return relay.subscribed
@@ -321,18 +312,7 @@ class Serving:
         on_end: Callable[[Supplement], None],
     ) -> Supplement:
         assert client.topic is not None
-        return Supplement(
-            self._peers,
-            client,
-            event,
-            client.topic.meta,
-            self._now_ns,
-            self._wants_output,
-            self._msg_timeout_ns,
-            self._deliver,
-            on_idle,
-            on_end,
-        )
+        return Supplement(self._means, client, event, client.topic.meta, self._deliver, on_idle, on_end)
 
     def _deliver(self, parts: ChannelParts) -> None:
         self._broker.mark_in_turn(parts.in_turn())

@@ -17,7 +17,7 @@ from flintmq.broker.shared_subscription import ChannelParts, PartSubscription, S
 from flintmq.message import hex_id
 from flintmq.nsqd.cluster import unread
 from flintmq.nsqd.cluster.peers import PassageFailed
-from flintmq.nsqd.cluster.relaying import IDLE_NS, Supplement
+from flintmq.nsqd.cluster.relaying import IDLE_NS, Means, Supplement
 from flintmq.nsqd.cluster.unread import AGAIN_NS, ASK_NS, USELESS_NS, Answers, UnreadElsewhere
 from flintmq.topic_meta import PLAIN
 from flintmq.wire.frames import MESSAGE, RESPONSE
@@ -110,18 +110,8 @@ class World:
 
     def _supplement(self, client: Any, event: Subscribe, on_idle: Any, on_end: Any) -> Supplement:
         peers: Any = self
-        return Supplement(
-            peers,
-            client,
-            event,
-            PLAIN,
-            lambda: self.now_ns,
-            lambda _: None,
-            60_000 * MS,
-            lambda _: None,
-            on_idle,
-            on_end,
-        )
+        means = Means(peers, lambda: self.now_ns, lambda _: None, 60_000 * MS)
+        return Supplement(means, client, event, PLAIN, lambda _: None, on_idle, on_end)
 
     def subscribe(self, topic: str, channel: str, rdy_count: int, command: str = "SUB") -> Consumer:
         consumer = Consumer(rdy_count)
