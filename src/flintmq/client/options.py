@@ -20,6 +20,7 @@ from functools import cache
 from typing import Any, TypeAlias, TypeVar, cast
 from urllib.parse import urlsplit
 
+from flintmq.addresses import format_address
 from flintmq.client.security import (
     ClientTls,
     Secret,
@@ -177,18 +178,13 @@ def why_unreachable(error: OSError) -> str:
     return os.strerror(number)
 
 
-def join_address(host: str, port: int) -> str:
-    """The inverse of :func:`split_address`."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def tcp_addresses(value: str | Iterable[str], option: str = "nsqd_tcp_addresses") -> tuple[str, ...]:
     """Read the addresses of one or more nsqd.
 
     Raises:
         OptionError: one of them is not ``host:port``.
     """
-    return tuple(dict.fromkeys(join_address(*split_address(item, option)) for item in listed(value, option)))
+    return tuple(dict.fromkeys(format_address(*split_address(item, option)) for item in listed(value, option)))
 
 
 def http_addresses(value: str | Iterable[str], option: str = "nsqlookupd_http_addresses") -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from flintmq.addresses import format_address
 from flintmq.client.admin.question import Question, get
 from flintmq.names import is_valid_name
 from flintmq.nsqadmin.views import Kind
@@ -221,12 +222,12 @@ class Producer(msgspec.Struct):
     @property
     def address(self) -> str:
         """``host:http_port``, by which nsqadmin names it."""
-        return join(self.broadcast_address, self.http_port)
+        return format_address(self.broadcast_address, self.http_port)
 
     @property
     def tcp(self) -> str:
         """``host:tcp_port``."""
-        return join(self.broadcast_address, self.tcp_port)
+        return format_address(self.broadcast_address, self.tcp_port)
 
 
 class Producers(msgspec.Struct):
@@ -363,11 +364,6 @@ def kind_of(version: str, flintmq_version: str) -> Kind:
     if not version:
         return "unknown"
     return "youzan" if "HA" in version else "nsq"
-
-
-def join(host: str, port: int) -> str:
-    """``host:port``, with brackets around an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def version_key(version: str) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from flintmq.addresses import format_address
 from flintmq.client.admin import cluster as cluster_questions
 from flintmq.client.admin import nsqd as nsqd_questions
 from flintmq.client.admin.health import store_away
@@ -504,7 +505,7 @@ class Gather:
                 if each.topic_name != topic:
                     continue
                 for partition in each.as_partitions():
-                    _add_partition(rows, partition, daemons.join(node.broadcast_address, node.tcp_port), address)
+                    _add_partition(rows, partition, format_address(node.broadcast_address, node.tcp_port), address)
         if not rows and not total.partition_count:
             return [], [], copies
         cluster = await self._cluster_status(topic)
@@ -591,14 +592,14 @@ class Gather:
             is_cluster=True,
             name=status.cluster,
             cluster_id=status.cluster_id,
-            master=daemons.join(status.master.host, status.master.http_port) if status.master else "",
+            master=format_address(status.master.host, status.master.http_port) if status.master else "",
             problem=_why_stale(status),
-            lookupds=[daemons.join(each.host, each.http_port) for each in status.lookupds],
+            lookupds=[format_address(each.host, each.http_port) for each in status.lookupds],
             nodes=[
                 ClusterNodeRow(
                     node_id=node.node,
                     address=node.address,
-                    http_address=daemons.join(node.host, node.http_port),
+                    http_address=format_address(node.host, node.http_port),
                     zone=node.zone,
                     leads=node.leads,
                     holds=node.holds,
@@ -899,7 +900,7 @@ def _tell_cluster(row: PartitionRow, partition: ClusterPartition, status: Cluste
     leader = by_id.get(partition.leader)
     row.leader = leader.address if leader else partition.address
     if leader is not None:
-        row.leader_node = daemons.join(leader.host, leader.http_port)
+        row.leader_node = format_address(leader.host, leader.http_port)
 
 
 def _why_stale(status: ClusterStatus) -> str:

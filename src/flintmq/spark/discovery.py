@@ -15,10 +15,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from flintmq.addresses import format_address
 from flintmq.client.blocking.http import get
 from flintmq.client.core.discovery import NODES_PATH, topic_path
 from flintmq.client.core.http import ANSWER_SIZE_MAX
-from flintmq.client.options import ConnectionOptions, join_address
+from flintmq.client.options import ConnectionOptions
 from flintmq.errors import UNREADABLE_JSON, DiscoveryError
 from flintmq.limits import PARTITION_COUNT_MAX
 from flintmq.names import is_valid_name
@@ -161,7 +162,7 @@ def _addresses(answers: Sequence[Mapping[str, Any]]) -> list[str]:
                 continue
             host, port = producer.get("broadcast_address"), producer.get("tcp_port")
             if isinstance(host, str) and host and isinstance(port, int):
-                found.add(join_address(host, port))
+                found.add(format_address(host, port))
     return sorted(found)
 
 

@@ -31,11 +31,11 @@ from typing import Any
 
 import msgspec
 
+from flintmq.addresses import format_address
 from flintmq.client.admin.health import NOTE, away_nodes, is_whole, store_away, troubles
 from flintmq.client.admin.question import HttpRefused
 from flintmq.client.admin.results import ClusterStatus, ClusterTopic, Move
 from flintmq.client.admin.route import wants_tls
-from flintmq.client.options import join_address
 from flintmq.errors import ConnectionFailed, FlintError, UsageError
 from flintmq.options import nearest
 from flintmq.sync import ConnectionOptions, LookupdAdmin, NsqdAdmin
@@ -565,7 +565,7 @@ def _topic_replicate(command: Command) -> int:
     if len(owners) != 1:
         has = ", ".join(owner.address for owner in owners) or "no nsqd"
         raise UsageError(f"one nsqd has to have topic {given.topic} alone, and {has} has it")
-    command.nsqd(join_address(owners[0].broadcast_address, owners[0].http_port)).replicate_topic(given.topic)
+    command.nsqd(format_address(owners[0].broadcast_address, owners[0].http_port)).replicate_topic(given.topic)
     answer = None
     if given.replicas:
         command.until(f"topic {given.topic} is known", is_known, given.deadline.total_seconds())

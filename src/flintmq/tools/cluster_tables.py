@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
+from flintmq.addresses import format_address
 from flintmq.client.admin.health import NOTE, away_nodes, live_in_sync, store_away, troubles
 from flintmq.client.admin.results import ClusterNode, ClusterStatus, ClusterTopic, Drain, Move
-from flintmq.client.options import join_address
 from flintmq.tools.tables import table
 
 _MB = 1_000_000
@@ -27,8 +27,8 @@ def names_of(status: ClusterStatus) -> dict[str, str]:
 def status_text(status: ClusterStatus, width: int) -> str:
     """Return all of a cluster at a glance, and what is wrong with it."""
     nobody = _NOT_KNOWN if store_away(status) else "none"
-    master = nobody if status.master is None else join_address(status.master.host, status.master.http_port)
-    lookupds = ", ".join(join_address(each.host, each.http_port) for each in status.lookupds) or "none"
+    master = nobody if status.master is None else format_address(status.master.host, status.master.http_port)
+    lookupds = ", ".join(format_address(each.host, each.http_port) for each in status.lookupds) or "none"
     parts = [
         f"cluster {status.cluster}, id {status.cluster_id or 'not known'}, revision {status.revision}\n"
         f"nsqlookupd: {lookupds}; master: {master}",

@@ -30,12 +30,13 @@ from urllib.parse import quote
 
 import msgspec
 
+from flintmq.addresses import format_address
 from flintmq.client.admin.health import store_away, store_read_only, troubles
 from flintmq.client.admin.results import ClusterStatus
 from flintmq.client.aio.connection import Connection
 from flintmq.client.core.http import ANSWER_SIZE_MAX, no_answer
 from flintmq.client.core.topology import Node, parse_nodes
-from flintmq.client.options import ConnectionOptions, http_addresses, join_address, system_env, tcp_addresses
+from flintmq.client.options import ConnectionOptions, http_addresses, system_env, tcp_addresses
 from flintmq.client.security import TlsRefused
 from flintmq.env import Env
 from flintmq.errors import UNREADABLE_JSON, DiscoveryError, FlintError, NsqdError, UsageError
@@ -415,7 +416,7 @@ class Doctor:
         if not base and not 0 < port < PORT_END:
             text = "nobody says its HTTP port: whether its disk and its data are well was not looked at"
             return [Finding(WARNING, subject, text, _HTTP_NAMED)]
-        base = base or f"http://{join_address(node.broadcast_address, port)}"
+        base = base or f"http://{format_address(node.broadcast_address, port)}"
         shows_token = bool(seen.http) or self._may_show_in_clear(seen)
         try:
             ping = await self._get(f"{base}/ping", shows_token)

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from flintmq.addresses import format_address
 from flintmq.errors import FlintError, UsageError
 from flintmq.options import SECOND, Duration, Integer, Items, Text, option, read_command, version_line
 from flintmq.tools.asking import Asker, SecuredAskingOptions, check_address, check_one_kind
@@ -179,5 +180,5 @@ def _producers(answers: Iterable[Any]) -> Iterable[str]:
     for answer in answers:
         for each in (answer.get("producers") if isinstance(answer, dict) else None) or ():
             host = str(each.get("broadcast_address"))
-            found[f"[{host}]:{each.get('http_port')}" if ":" in host else f"{host}:{each.get('http_port')}"] = None
+            found[format_address(host, each.get("http_port"))] = None
     return found

@@ -10,11 +10,11 @@ from functools import partial
 import pytest
 
 import flintmq.sync
+from flintmq.addresses import format_address
 from flintmq.client.options import (
     ConnectionOptions,
     addresses,
     http_addresses,
-    join_address,
     milliseconds,
     seconds,
     split_address,
@@ -71,7 +71,7 @@ def test_what_is_no_count(value):
 )
 def test_split_address(text, expected):
     assert split_address(text) == expected
-    assert split_address(join_address(*expected)) == expected
+    assert split_address(format_address(*expected)) == expected
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from flintmq.client.options import join_address, split_address
+from flintmq.addresses import format_address
+from flintmq.client.options import split_address
 from flintmq.errors import UNREADABLE_JSON, DiscoveryError, OptionError
 
 NODE_COUNT_MAX = 10_000
@@ -48,7 +49,7 @@ class Node(msgspec.Struct, frozen=True):
     @property
     def address(self) -> str:
         """``host:port`` to connect to; the key of the union."""
-        return join_address(self.broadcast_address, self.tcp_port)
+        return format_address(self.broadcast_address, self.tcp_port)
 
 
 class TopicMeta(msgspec.Struct, frozen=True):
@@ -217,7 +218,7 @@ def parse_members(body: bytes, scheme: str = "http") -> tuple[str, ...]:
         port = str(member.https_port if scheme == "https" else member.http_port)
         is_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
         if host and is_port and not any(sign in host for sign in "/@?# "):
-            found[f"{scheme}://{join_address(host, int(port))}"] = None
+            found[f"{scheme}://{format_address(host, int(port))}"] = None
     return tuple(found)
 
 

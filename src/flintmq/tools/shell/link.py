@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from flintmq.client.options import ConnectionOptions, http_addresses, join_address, tcp_addresses
+from flintmq.addresses import format_address
+from flintmq.client.options import ConnectionOptions, http_addresses, tcp_addresses
 from flintmq.errors import ConnectionFailed, FlintError, OptionError
 from flintmq.tools.secret import secret_of
 from flintmq.tools.shell.arguments import HOST, LOOKUPD_HTTP_PORT, NSQD_TCP_PORT, split_host
@@ -411,7 +412,7 @@ def _addresses_of(host: str, tcp_port: int, http_port: int) -> tuple[str, str]:
     """
     from flintmq.client.admin.question import base_url
 
-    tcp, http = join_address(host, tcp_port), join_address(host, http_port)
+    tcp, http = format_address(host, tcp_port), format_address(host, http_port)
     checks: tuple[tuple[str, Callable[[str], object]], ...] = (
         (tcp, tcp_addresses),
         (http, http_addresses),

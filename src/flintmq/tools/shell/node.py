@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from flintmq.client.options import join_address
+from flintmq.addresses import format_address
 from flintmq.errors import FlintError
 from flintmq.tools.shell.lines import time_text
 from flintmq.tools.shell.link import Link
@@ -31,7 +31,7 @@ def run(given: argparse.Namespace) -> int:
         rows = rows_of([(admin.address, found)])
         return {
             "version": f"FlintMQ {info['flintmq_version']}" if "flintmq_version" in info else info.get("version", ""),
-            "tcp": join_address(str(info.get("broadcast_address")), info.get("tcp_port")),
+            "tcp": format_address(str(info.get("broadcast_address")), info.get("tcp_port")),
             "topics": sum(not row.channel for row in rows),
             "depth": sum(row.depth for row in rows),
             "since": time_text(int(info.get("start_time", 0)) * _NS_PER_S),
