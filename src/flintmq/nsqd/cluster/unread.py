@@ -40,6 +40,8 @@ AGAIN_NS = 4_000_000_000, 600_000_000_000
 """Before a node that has not answered is asked again: at first, and at most."""
 USELESS_NS = 4_000_000_000, 60_000_000_000
 """Before a channel is brought again over which nothing came: at first, and at most."""
+BROUGHT_MAX = 64
+"""Channels that one answer has begun to bring: each is a connection."""
 SILENT_S = 60.0
 """Until a connection on which nothing is asked is closed."""
 QUESTION_BYTES_MAX = 256 * 1024
@@ -262,32 +264,38 @@ class UnreadElsewhere:
             log.debug("CLUSTER: node %s was asked about channels that nobody consumes: %r", record.node, error)
             return
         asked.pause_ns = AGAIN_NS[0]
+        wanted: dict[ChannelName, list[tuple[Client, Subscribe]]] = {}
         for at, name in enumerate(names):
             place = (*name, record.node)
             if at not in unread:
                 self._seen.discard(place)
             elif place not in self._seen:
                 self._seen.add(place)
-            elif self._now_ns() >= self._useless.get(place, (0, 0))[0]:
-                self._bring(name, record)
+            elif self._now_ns() >= self._useless.get(place, (0, 0))[0] and len(wanted) < BROUGHT_MAX:
+                wanted[name] = []
+        for client, event in self.followers() if wanted else ():
+            if event.command == "SUB" and (event.topic, event.channel) in wanted:
+                wanted[event.topic, event.channel].append((client, event))
+        for name, consumers in wanted.items():
+            self._bring(name, record, consumers)
 
-    def _bring(self, name: ChannelName, record: NodeRecord) -> None:
+    def _bring(self, name: ChannelName, record: NodeRecord, consumers: Iterable[tuple[Client, Subscribe]]) -> None:
         """Have one of a channel's consumers get what a node has of it, too."""
-        found: list[tuple[int, int, Client, Subscribe]] = []
-        for client, event in self.followers():
+        found: list[tuple[tuple[int, bool, int], Client, Subscribe]] = []
+        for client, event in consumers:
             subscription = client.subscription
-            if (event.topic, event.channel) != name or event.command != "SUB":
-                continue
             if not isinstance(subscription, SharedSubscription) or not subscription.is_open:
                 continue
             nodes = client.relay.nodes if isinstance(client.relay, Supplement) else set()
             if record.node in nodes:
                 return
             if subscription.rdy_count > 0:
-                found.append((len(nodes), -subscription.rdy_count, client, event))
+                # one that holds all that it asked for may never finish any of it
+                order = len(nodes), subscription.capacity <= 0, -subscription.rdy_count
+                found.append((order, client, event))
         if not found:
             return
-        *_, client, event = min(found, key=lambda each: each[:2])
+        _, client, event = min(found, key=lambda each: each[0])
         what = "nobody consumes it there, so it is given what that has, too"
         log.info("CLUSTER: %s: %s:%s of node %s: %s", client.peer, *name, record.node, what)
         supplement = client.relay

@@ -18,7 +18,7 @@ from flintmq.message import hex_id
 from flintmq.nsqd.cluster import unread
 from flintmq.nsqd.cluster.peers import PassageFailed
 from flintmq.nsqd.cluster.relaying import IDLE_NS, Means, Supplement
-from flintmq.nsqd.cluster.unread import AGAIN_NS, ASK_NS, USELESS_NS, Answers, UnreadElsewhere
+from flintmq.nsqd.cluster.unread import AGAIN_NS, ASK_NS, BROUGHT_MAX, USELESS_NS, Answers, UnreadElsewhere
 from flintmq.topic_meta import PLAIN
 from flintmq.wire.frames import MESSAGE, RESPONSE
 from flintmq.wire.identify import ReceivedRequest
@@ -153,6 +153,29 @@ async def test_what_two_answers_in_a_row_call_unread_is_brought_to_one_consumer(
     await world.finder.close()
     assert here.relay is None and second.relay is None
     assert all(passage.is_closed for passage in world.passages)
+
+
+async def test_who_holds_all_that_it_has_asked_for_is_not_chosen() -> None:
+    world = World("a")
+    stuck, free = world.subscribe("t", "ch", 9), world.subscribe("t", "ch", 1)
+    stuck.part.in_flight_count = 9
+    world.unread["a"] = {("t", "ch")}
+    for _ in range(2):
+        await world.after(ASK_NS)
+    assert stuck.relay is None and isinstance(free.relay, Supplement)
+    await world.finder.close()
+
+
+async def test_very_many_are_brought_one_after_the_other() -> None:
+    world = World("a")
+    for number in range(2 * BROUGHT_MAX):
+        world.subscribe("t", f"ch{number}", 1)
+    world.unread["a"] = {("t", f"ch{number}") for number in range(2 * BROUGHT_MAX)}
+    for count in (0, 1, 2):
+        await world.after(ASK_NS)
+        assert len(world.passages) == count * BROUGHT_MAX
+        world.unread["a"] -= {(event.topic, event.channel) for consumer, event in world.consumers if consumer.relay}
+    await world.finder.close()
 
 
 async def test_what_is_brought_for_nothing_is_tried_ever_more_seldom() -> None:
