@@ -175,7 +175,7 @@ class Agent:
             tls=tls,
         )  # fmt: skip
         seen = Seen()
-        swaps = Swaps(store, self._tasks, seen, self._lease.members_changed, self._lease.look_at, changed.note)
+        swaps = Swaps(clock, store, self._tasks, seen, self._lease.members_changed, self._lease.look_at, changed.note)
         self.leaders = Leaders(
             clock, engine, node_id, keys, view, table, self._lease, self._readiness, self._followings, swaps,
             self._peers, clients, seen, self._due, changed,

@@ -19,8 +19,10 @@ import logging
 from collections.abc import Callable, Sequence
 from itertools import islice
 
+from flintmq.clock import Clock
 from flintmq.cluster.state import BadState, PartitionState, decode, encode
 from flintmq.cluster.store import Compare, Get, KeyValue, OutcomeUnknown, Put, Store, StoreError, Txn, swap
+from flintmq.net.problems import Problems
 from flintmq.net.tasks import Tasks
 from flintmq.nsqd.cluster.led import Led
 from flintmq.nsqd.cluster.seen import Seen, name_of, why_changed
@@ -50,6 +52,7 @@ class Swaps:
 
     def __init__(
         self,
+        clock: Clock,
         store: Store,
         tasks: Tasks,
         seen: Seen,
@@ -57,6 +60,7 @@ class Swaps:
         give_up: Callable[[Led], None],
         note: Callable[[Led], None],
     ) -> None:
+        self._problems = Problems(clock)
         self._store = store
         self._tasks = tasks
         self._seen = seen
@@ -150,11 +154,11 @@ class Swaps:
             swapped = await swap(self._store, before.key, before, encode(state))
         except Exception as error:
             is_expected = isinstance(error, StoreError)
-            what = "CLUSTER: %s: in sync %s: %s"
-            if is_expected:
-                log.warning(what, name_of(leading), members, error)
+            if is_expected:  # the store tells all partitions alike
+                what = f"CLUSTER: who is in sync cannot be changed now: {error}"
+                self._problems.tell(what, logging.WARNING, f"{name_of(leading)} to {members}")
             else:
-                log.error(what, name_of(leading), members, repr(error), exc_info=error)
+                log.error("CLUSTER: %s: in sync %s: %r", name_of(leading), members, error, exc_info=error)
             if is_doubtful or isinstance(error, OutcomeUnknown) or not is_expected:
                 leading.swap_ended(None)
             else:

@@ -374,6 +374,15 @@ def test_who_is_in_sync_is_changed_for_many_together() -> None:
     assert_alone(case)
 
 
+def test_a_store_that_is_away_is_told_once_for_all_partitions(caplog: pytest.LogCaptureFixture) -> None:
+    case = Case(40, others="b")
+    case.settle()
+    swap_all(case, *[(StoreUnavailable("no room"), False)] * 42)  # two together, then each alone
+    assert_alone(case)
+    told = [record.message for record in caplog.records if "no room" in record.message]
+    assert len(told) == 1 and told[0].startswith("CLUSTER: who is in sync cannot be changed now: no room: t/")
+
+
 def test_one_that_was_changed_by_somebody_else_does_not_keep_the_others() -> None:
     case = Case(3, others="b")
     case.settle()
