@@ -2,8 +2,8 @@
 
 Rules of this file: a daemon that has no descriptor left can roll no segment, and its event loop can neither accept a
 connection nor stop trying. So connections are refused while some are left for everything else. What keeps a file open
-as long as it is there, a topic or a partition, is refused while some are left for those who would delete it: of what
-is kept from connections of clients, three quarters are kept from topics, and half from HTTP.
+as long as it is there, a topic or a partition, is refused while twice as many are left, so that clients have their
+share; and of what is kept from clients half is for HTTP, so that topics can be deleted.
 
 Source: tests/sim/README.md; POSIX.1-2017 2.14 (a new descriptor is the lowest free number).
 """
@@ -19,7 +19,7 @@ from flintmq.errors import FlintError
 _SHARE = 16
 _LEAST = 16
 _MOST = 64
-_KEPT_FROM_TOPICS = 0.75
+_KEPT_FROM_TOPICS = 2  # times what is kept from clients
 
 
 class TooFewDescriptors(FlintError):
@@ -61,7 +61,7 @@ def room(wanted: int) -> int:
     limit = descriptor_limit()
     if limit < 0:  # there is none
         return wanted
-    end = limit - int(kept_count(limit) * _KEPT_FROM_TOPICS)
+    end = limit - kept_count(limit) * _KEPT_FROM_TOPICS
     opened: list[int] = []
     try:
         number = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -20,10 +20,10 @@ def free_below(end: int) -> int:
 
 
 def test_room_is_what_is_free_below_the_last_however_it_lies(monkeypatch: pytest.MonkeyPatch):
-    opened = [os.open("/", os.O_RDONLY) for _ in range(40)]
+    opened = [os.open("/", os.O_RDONLY) for _ in range(80)]
     limit = max(opened) + 1
     monkeypatch.setattr(descriptors, "descriptor_limit", lambda: limit)
-    end = limit - descriptors.kept_count(limit) * 3 // 4
+    end = limit - descriptors.kept_count(limit) * 2
     try:
         assert descriptors.room(10) == free_below(end) == 0
         for number in opened[5:15:2]:

@@ -12,7 +12,8 @@ Rules of this file:
 
 - A leader's session is the consumer's own: it keeps time, counts attempts, and queues again what its upstream held when
   that breaks. Here is kept only who has sent what.
-- All leaders together, this node included, send no more than the client's RDY (:mod:`flintmq.nsqd.cluster.shares`).
+- All leaders together, this node included, send no more than the client's RDY (:mod:`flintmq.nsqd.cluster.shares`),
+  but for what was on its way when RDY was taken back.
 - A client that does not read holds its own upstreams.
 
 Source: docs/decisions/0017; docs/decisions/0018.
@@ -26,6 +27,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from struct import Struct
 
 import msgspec
@@ -505,14 +507,29 @@ class Relay(Upstreams):
             upstream.grant(count)
 
 
+class Outcome(Enum):
+    """What became of an upstream of a :class:`Supplement`."""
+
+    USEFUL = auto()
+    """Messages had come over it."""
+    USELESS = auto()
+    """None came, though it was granted some."""
+    LOST = auto()
+    """It failed, or was never granted anything."""
+    UNFINISHED = auto()
+    """A message that came over it timed out: this consumer may be stuck."""
+
+
 class Supplement(Upstreams):
     """A consumer that is served here: beside that it gets what nobody consumes at leaders elsewhere.
 
-    An upstream over which nothing has come for ``IDLE_NS`` is closed: its share of RDY goes back to what is led here.
+    An upstream that has been granted messages for ``IDLE_NS`` and had none is closed: its share of RDY goes back to
+    what is led here. So is one of which a message timed out, as another consumer may be the better one. Where RDY is
+    less than there are leaders, what becomes free of it goes to who has been without for the longest.
 
     Args:
         deliver: has what is led here of a channel delivered, as there is room for it again.
-        on_idle: called with the node of an upstream that has ended, and whether messages had come over it.
+        on_outcome: called with the node of an upstream that has ended.
         on_end: called when there is no upstream any more.
     """
 
@@ -523,19 +540,27 @@ class Supplement(Upstreams):
         event: Subscribe,
         meta: TopicMeta,
         deliver: Callable[[ChannelParts], None],
-        on_idle: Callable[[Supplement, str, bool], None],
+        on_outcome: Callable[[Supplement, str, Outcome], None],
         on_end: Callable[[Supplement], None],
     ) -> None:
         super().__init__(means, client, event, meta)
         self._deliver = deliver
-        self._on_idle = on_idle
+        self._on_outcome = on_outcome
         self._on_end = on_end
-        self._came_ns: dict[Upstream, int] = {}  # when it began, or when something came last
-        self._useful: set[Upstream] = set()
+        self._outcomes: dict[Upstream, Outcome] = {}
+        self._idle_ns: dict[Upstream, int] = {}  # for how long something was granted, and nothing came
+        self._served_ns: dict[Upstream | None, int] = {}  # when something was granted or in flight last; None: here
+        self._mine = 0  # what is granted to this node
+        self._ticked_ns = means.now_ns()
         assert isinstance(client.channel, ChannelParts) and isinstance(client.subscription, SharedSubscription)
         self._parts, self._shared = client.channel, client.subscription
         self._parts.upstreams = self._shared.upstreams = self
         client.relay = self
+
+    @property
+    def client(self) -> Client:
+        """The consumer."""
+        return self._client
 
     @property
     def nodes(self) -> set[str]:
@@ -545,28 +570,48 @@ class Supplement(Upstreams):
     def add(self, record: NodeRecord) -> None:
         """Give the consumer what a node has, too."""
         if not self._is_over and (record.node, record.incarnation) not in self._upstreams:
-            self._came_ns[self._open(record)] = self._means.now_ns()
+            self._idle_ns[self._open(record)] = 0
 
     def _messages(self, upstream: Upstream, frames: bytes, ids: Iterable[int]) -> None:
-        self._came_ns[upstream] = self._means.now_ns()
-        self._useful.add(upstream)
+        self._idle_ns[upstream] = 0
+        self._outcomes[upstream] = Outcome.USEFUL
         super()._messages(upstream, frames, ids)
 
     def tick(self, now_ns: int) -> None:
-        super().tick(now_ns)
-        for upstream, came_ns in list(self._came_ns.items()):
-            if not upstream.in_flight and now_ns - came_ns >= IDLE_NS:
+        passed_ns, self._ticked_ns = now_ns - self._ticked_ns, now_ns
+        if self._mine or self._shared.in_flight_count:
+            self._served_ns[None] = now_ns
+        for upstream in list(self._upstreams.values()):
+            in_flight = upstream.in_flight
+            if in_flight and in_flight[next(iter(in_flight))] <= now_ns:
+                self._outcomes[upstream] = Outcome.UNFINISHED
+                upstream.close("a message timed out")
+                continue
+            if upstream.granted or in_flight:
+                self._served_ns[upstream] = now_ns
+            if not upstream.is_open or (upstream.granted and not in_flight):
+                self._idle_ns[upstream] += passed_ns
+            if upstream.is_open and self._idle_ns[upstream] >= IDLE_NS:
+                self._outcomes.setdefault(upstream, Outcome.USELESS)
                 upstream.close("nothing comes")
+            elif self._idle_ns[upstream] >= SUBSCRIBED_WITHIN_S * 1_000_000_000:
+                upstream.close("it does not answer")
+        self.share()
+
+    def _opened(self, upstream: Upstream) -> None:
+        self._idle_ns[upstream] = 0
+        super()._opened(upstream)
 
     def _lost(self, upstream: Upstream, reason: RemoteProtocolError | str) -> None:
         record = upstream.record
         if self._upstreams.get((record.node, record.incarnation)) is upstream:
             del self._upstreams[record.node, record.incarnation]
-        self._came_ns.pop(upstream, None)
+        self._idle_ns.pop(upstream, None)
+        self._served_ns.pop(upstream, None)
+        outcome = self._outcomes.pop(upstream, Outcome.LOST)
         if self._is_over:
             return
-        self._on_idle(self, record.node, upstream in self._useful)
-        self._useful.discard(upstream)
+        self._on_outcome(self, record.node, outcome)
         if self._upstreams:
             self.share()
         else:
@@ -596,7 +641,8 @@ class Supplement(Upstreams):
         rdy_count = shared.rdy_count if shared.is_open else 0
         here = shared.in_flight_count
         flying = [len(upstream.in_flight) for upstream in open_ones]
-        _, *granted = shares(rdy_count, [here, *flying], self._turn)
+        waited = [self._served_ns.get(each, 0) for each in (None, *open_ones)]
+        self._mine, *granted = shares(rdy_count, [here, *flying], waited.index(min(waited)))
         free = max(rdy_count - here - sum(flying), 0)
         lent = 0
         for upstream, share, count in zip(open_ones, granted, flying, strict=True):

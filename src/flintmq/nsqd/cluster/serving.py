@@ -23,11 +23,12 @@ from flintmq.env import Env
 from flintmq.errors import RemoteProtocolError
 from flintmq.message import TRACE_ID_SIZE
 from flintmq.names import is_ephemeral
+from flintmq.net.problems import Problems
 from flintmq.nsqd.client import Client
 from flintmq.nsqd.cluster.handing import HandOn, until
 from flintmq.nsqd.cluster.led import Led
 from flintmq.nsqd.cluster.peers import Peers
-from flintmq.nsqd.cluster.relaying import Means, Relay, Supplement, greeting_of, subscribed_once
+from flintmq.nsqd.cluster.relaying import Means, Outcome, Relay, Supplement, greeting_of, subscribed_once
 from flintmq.nsqd.cluster.unread import Answers, UnreadElsewhere
 from flintmq.nsqd.cluster.wishes import Wishes
 from flintmq.nsqd.leadership import Leadership, NotOfOneNode, OfTheCluster, not_leader
@@ -103,7 +104,8 @@ class Serving:
         self._means = Means(peers, self._now_ns, wants_output, msg_timeout_ns)
         self._schedule = schedule
         self._relays: dict[Relay, None] = {}
-        self.unread = UnreadElsewhere(node, peers, self._now_ns, self.leading, self._supplement)
+        problems = Problems(env.clock)
+        self.unread = UnreadElsewhere(node, peers, self._now_ns, self.leading, self._supplement, problems)
 
     async def close(self) -> None:
         """Take nothing more; who waits is told."""
@@ -308,11 +310,11 @@ class Serving:
         self,
         client: Client,
         event: Subscribe,
-        on_idle: Callable[[Supplement, str, bool], None],
+        on_outcome: Callable[[Supplement, str, Outcome], None],
         on_end: Callable[[Supplement], None],
     ) -> Supplement:
         assert client.topic is not None
-        return Supplement(self._means, client, event, client.topic.meta, self._deliver, on_idle, on_end)
+        return Supplement(self._means, client, event, client.topic.meta, self._deliver, on_outcome, on_end)
 
     def _deliver(self, parts: ChannelParts) -> None:
         self._broker.mark_in_turn(parts.in_turn())

@@ -9,7 +9,9 @@ Rules of this file:
 
 - A channel is unread when two answers in a row say so: consumers connect to one node after the other.
 - Nothing waits for an answer; a node that gives none, or does not know the question, is asked again ever more seldom.
-- What was brought for nothing (messages of another tag, say) is tried ever more seldom, too.
+- What was brought for nothing (messages of another tag, say) is tried ever more seldom, too; a consumer with which a
+  message timed out is taken only if there is no other.
+- Bringing costs descriptors, of which enough are left for clients.
 
 Source: docs/decisions/0018.
 """
@@ -23,10 +25,12 @@ from typing import TypeAlias
 
 from flintmq.broker.shared_subscription import SharedSubscription
 from flintmq.cluster.state import NodeRecord
+from flintmq.net.descriptors import descriptor_limit, kept_count, room
+from flintmq.net.problems import Problems
 from flintmq.net.tasks import tell
 from flintmq.nsqd.client import Client
 from flintmq.nsqd.cluster.peers import Passage, PassageFailed, Peers
-from flintmq.nsqd.cluster.relaying import Supplement
+from flintmq.nsqd.cluster.relaying import Outcome, Supplement
 from flintmq.wire.peer import ASK_UNREAD_MAX, AskUnread, PeerError, PeerReader, Purpose, Unread, encode_one
 from flintmq.wire.server import Subscribe
 
@@ -40,6 +44,10 @@ AGAIN_NS = 4_000_000_000, 600_000_000_000
 """Before a node that has not answered is asked again: at first, and at most."""
 USELESS_NS = 4_000_000_000, 60_000_000_000
 """Before a channel is brought again over which nothing came: at first, and at most."""
+DISTRUSTED_NS = 300_000_000_000
+"""For how long a consumer with which a message timed out comes last."""
+PASSAGE_FILES = 2
+"""Descriptors that a connection to another node takes."""
 BROUGHT_MAX = 64
 """Channels that one answer has begun to bring: each is a connection."""
 SILENT_S = 60.0
@@ -194,8 +202,9 @@ class UnreadElsewhere:
         now_ns: Callable[[], int],
         leading: Callable[[str], dict[str, tuple[NodeRecord, tuple[int, ...]]]],
         supplement: Callable[
-            [Client, Subscribe, Callable[[Supplement, str, bool], None], Callable[[Supplement], None]], Supplement
+            [Client, Subscribe, Callable[[Supplement, str, Outcome], None], Callable[[Supplement], None]], Supplement
         ],
+        problems: Problems,
     ) -> None:
         self.followers: Callable[[], Iterable[tuple[Client, Subscribe]]] = tuple
         self._node = node
@@ -207,6 +216,9 @@ class UnreadElsewhere:
         self._asked: dict[str, _Asked] = {}
         self._seen: set[Place] = set()  # unread by the last answer
         self._useless: dict[Place, tuple[int, int]] = {}  # until when it is not brought, and the pause behind that
+        self._told: set[Place] = set()  # was brought before, as the log says
+        self._distrusted: dict[Client, int] = {}  # until when
+        self._problems = problems
         self._supplements: dict[Supplement, None] = {}
 
     def tick(self, now_ns: int) -> None:
@@ -239,9 +251,13 @@ class UnreadElsewhere:
                 wanted.setdefault(record.node, (record, []))[1].append((topic, channel))
         for node in self._asked.keys() - wanted.keys():
             self._asked.pop(node).stop()
-        if self._seen or self._useless:
+        if self._distrusted:
+            living = {client for client, _ in self.followers()}
+            self._distrusted = {each: at for each, at in self._distrusted.items() if at > now_ns and each in living}
+        if self._seen or self._useless or self._told:
             there = {(*name, node) for node, (_, names) in wanted.items() for name in names}
             self._seen &= there
+            self._told &= there
             self._useless = {place: pause for place, pause in self._useless.items() if place in there}
         for node, (record, names) in wanted.items():
             asked = self._asked.setdefault(node, _Asked(self._peers))
@@ -281,7 +297,7 @@ class UnreadElsewhere:
 
     def _bring(self, name: ChannelName, record: NodeRecord, consumers: Iterable[tuple[Client, Subscribe]]) -> None:
         """Have one of a channel's consumers get what a node has of it, too."""
-        found: list[tuple[tuple[int, bool, int], Client, Subscribe]] = []
+        found: list[tuple[tuple[bool, int, bool, int], Client, Subscribe]] = []
         for client, event in consumers:
             subscription = client.subscription
             if not isinstance(subscription, SharedSubscription) or not subscription.is_open:
@@ -291,26 +307,39 @@ class UnreadElsewhere:
                 return
             if subscription.rdy_count > 0:
                 # one that holds all that it asked for may never finish any of it
-                order = len(nodes), subscription.capacity <= 0, -subscription.rdy_count
+                is_distrusted = client in self._distrusted
+                order = is_distrusted, len(nodes), subscription.capacity <= 0, -subscription.rdy_count
                 found.append((order, client, event))
         if not found:
             return
+        needed = kept_count(descriptor_limit()) + PASSAGE_FILES
+        if room(needed) < needed:
+            what = "CLUSTER: what nobody consumes at other nodes is left there: too few files are left (see ulimit -n)"
+            self._problems.tell(what, logging.WARNING, "{}:{}".format(*name))
+            return
         _, client, event = min(found, key=lambda each: each[0])
-        what = "nobody consumes it there, so it is given what that has, too"
-        log.info("CLUSTER: %s: %s:%s of node %s: %s", client.peer, *name, record.node, what)
+        place = (*name, record.node)
+        if place not in self._told:
+            self._told.add(place)
+            what = "nobody consumes it there, so it is given what that has, too, now and later"
+            log.info("CLUSTER: %s: %s:%s of node %s: %s", client.peer, *place, what)
         supplement = client.relay
         if not isinstance(supplement, Supplement):
-            supplement = self._new_supplement(client, event, self._was_idle, self._ended)
+            supplement = self._new_supplement(client, event, self._over, self._ended)
             self._supplements[supplement] = None
         supplement.add(record)
 
-    def _was_idle(self, supplement: Supplement, node: str, was_useful: bool) -> None:
-        place = supplement.topic, supplement.channel, node
-        if was_useful:
-            self._useless.pop(place, None)
-            return
-        pause_ns = self._useless.get(place, (0, USELESS_NS[0]))[1]
-        self._useless[place] = self._now_ns() + pause_ns, min(2 * pause_ns, USELESS_NS[1])
+    def _over(self, supplement: Supplement, node: str, outcome: Outcome) -> None:
+        """Note what became of an upstream."""
+        place, now_ns = (supplement.topic, supplement.channel, node), self._now_ns()
+        pause_ns = self._useless.pop(place, (0, USELESS_NS[0]))[1]
+        match outcome:
+            case Outcome.USELESS:
+                self._useless[place] = now_ns + pause_ns, min(2 * pause_ns, USELESS_NS[1])
+            case Outcome.LOST:
+                self._useless[place] = now_ns + USELESS_NS[0], pause_ns
+            case Outcome.UNFINISHED:
+                self._distrusted[supplement.client] = now_ns + DISTRUSTED_NS
 
     def _ended(self, supplement: Supplement) -> None:
         self._supplements.pop(supplement, None)

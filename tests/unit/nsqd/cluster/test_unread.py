@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from itertools import pairwise
 from struct import pack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tests.unit.cluster.models import node
 
 from flintmq.broker.shared_subscription import ChannelParts, PartSubscription, SharedSubscription
 from flintmq.message import hex_id
+from flintmq.net.problems import Problems
 from flintmq.nsqd.cluster import unread
 from flintmq.nsqd.cluster.peers import PassageFailed
 from flintmq.nsqd.cluster.relaying import IDLE_NS, Means, Supplement
@@ -55,15 +57,20 @@ class Consumer:
 class Passage:
     """A connection to a node, which does what the test says."""
 
-    def __init__(self, owner: Any, answer: Callable[[list[tuple[str, str]]], list[int]] | None = None) -> None:
+    def __init__(
+        self, owner: Any, answer: Callable[[list[tuple[str, str]]], list[int]] | None = None, subscribes: bool = False
+    ) -> None:
         self.owner = owner
+        self._subscribes = subscribes
         self.written = b""
         self.is_closed = False
         self._answer = answer
         self._reader = PeerReader(is_trusted=True)
 
     def write(self, data: bytes) -> None:
-        self.written += data
+        is_greeting, self.written = not self.written, self.written + data
+        if self._subscribes and is_greeting:
+            self.owner.received(_OK * 2)
         if self._answer is not None:
             self._reader.receive(data)
             found = self._reader.next_frame()
@@ -89,7 +96,11 @@ class World:
         self.questions: list[tuple[str, list[tuple[str, str]]]] = []
         self.consumers: list[tuple[Consumer, Subscribe]] = []
         self.passages: list[Passage] = []
-        self.finder = UnreadElsewhere("me", self, lambda: self.now_ns, lambda topic: self.leaders, self._supplement)  # type: ignore[arg-type]
+        peers: Any = self
+        clock: Any = SimpleNamespace(monotonic_ns=lambda: self.now_ns)
+        self.finder = UnreadElsewhere(
+            "me", peers, clock.monotonic_ns, lambda topic: self.leaders, self._supplement, Problems(clock)
+        )
         self.finder.followers = lambda: self.consumers  # type: ignore[assignment, return-value]
 
     def is_silent(self, name: str) -> bool:
@@ -103,7 +114,7 @@ class World:
             self.questions.append((record.node, channels))
             return [at for at, name in enumerate(channels) if name in self.unread[record.node]]
 
-        passage = Passage(owner, None if purpose is None else answer)
+        passage = Passage(owner, None if purpose is None else answer, subscribes=purpose is None)
         if purpose is None:
             self.passages.append(passage)
         return passage
@@ -147,12 +158,65 @@ async def test_what_two_answers_in_a_row_call_unread_is_brought_to_one_consumer(
     assert len(world.passages) == 1, "it is brought by one connection"
     second.relay.add(world.leaders["a"][0])
     for passage in world.passages:  # so that it is not idle
-        passage.owner.received(_OK * 2 + _message(1))
+        passage.owner.received(_message(1))
     await world.after(ASK_NS)
     assert isinstance(here.relay, Supplement) and here.relay.nodes == {"b"}, "the one that has the least to do"
     await world.finder.close()
     assert here.relay is None and second.relay is None
     assert all(passage.is_closed for passage in world.passages)
+
+
+async def test_a_consumer_with_which_a_message_timed_out_comes_last() -> None:
+    world = World("a")
+    stuck, other = world.subscribe("t", "ch", 9), world.subscribe("t", "ch", 1)
+    world.unread["a"] = {("t", "ch")}
+    for _ in range(2):
+        await world.after(ASK_NS)
+    assert isinstance(stuck.relay, Supplement)
+    world.passages[0].owner.received(_message(1))
+    await world.after(60_000 * MS)
+    assert stuck.relay is None and world.passages[0].is_closed
+    await world.after(ASK_NS)
+    assert stuck.relay is None and isinstance(other.relay, Supplement)
+    await world.finder.close()
+
+
+async def test_a_consumer_that_finishes_slowly_has_messages_of_all_leaders() -> None:
+    world = World("a", "b")
+    consumer = world.subscribe("t", "ch", 1)
+    supplement = world._supplement(consumer, world.consumers[0][1], lambda *_: None, lambda _: None)
+    consumer.part.in_flight_count = 1
+    for name in ("a", "b"):
+        supplement.add(world.leaders[name][0])
+    await asyncio.sleep(0)
+    upstreams = {passage.owner.record.node: passage.owner for passage in world.passages}
+    had: list[str] = []
+    for number in range(1, 10):
+        for _ in range(100):  # its handler takes ten seconds
+            world.now_ns += 100 * MS
+            supplement.tick(world.now_ns)
+        assert len(consumer.out) == number - 1 - had.count("here") and len(supplement.nodes) == 2
+        consumer.part.in_flight_count = 0
+        supplement.finish([each for upstream in upstreams.values() for each in upstream.in_flight])
+        granted = [name for name, upstream in upstreams.items() if upstream.granted]
+        had += granted or ["here"]
+        if granted:
+            upstreams[granted[0]].received(_message((1 if granted[0] == "a" else 2) << 51 | number))
+        else:
+            consumer.part.in_flight_count = 1
+    assert sorted(had) == ["a"] * 3 + ["b"] * 3 + ["here"] * 3
+    supplement.close()
+
+
+async def test_nothing_is_brought_with_the_last_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unread, "room", lambda wanted: wanted - 1)
+    world = World("a")
+    consumer = world.subscribe("t", "ch", 1)
+    world.unread["a"] = {("t", "ch")}
+    for _ in range(4):
+        await world.after(ASK_NS)
+    assert consumer.relay is None and not world.passages
+    await world.finder.close()
 
 
 async def test_who_holds_all_that_it_has_asked_for_is_not_chosen() -> None:
@@ -188,8 +252,9 @@ async def test_what_is_brought_for_nothing_is_tried_ever_more_seldom() -> None:
         await world.after(100 * MS)
         tried_ns += [world.now_ns] * (len(world.passages) - before)
     between = [after - before for before, after in pairwise(tried_ns)]
-    assert between == sorted(between) and between[0] < 2 * (IDLE_NS + USELESS_NS[0]) < USELESS_NS[1] <= between[-1]
-    assert between[-1] < IDLE_NS + USELESS_NS[1] + 2 * ASK_NS
+    idle_ns = 2 * IDLE_NS  # it has half of the time
+    assert between == sorted(between) and between[0] < 2 * (idle_ns + USELESS_NS[0]) < USELESS_NS[1] <= between[-1]
+    assert between[-1] < idle_ns + USELESS_NS[1] + 2 * ASK_NS
     await world.finder.close()
     assert consumer.subscription.capacity == 1
 
@@ -309,8 +374,6 @@ async def test_all_leaders_together_send_no_more_than_rdy_and_each_has_its_turn(
     for name in ("a", "b"):
         supplement.add(world.leaders[name][0])
     await asyncio.sleep(0)
-    for passage in world.passages:
-        passage.owner.received(_OK * 2)
     upstreams = {passage.owner.record.node: passage.owner for passage in world.passages}
     numbers = {"a": 1 << 51, "b": 2 << 51}
     for step in steps:
@@ -325,6 +388,7 @@ async def test_all_leaders_together_send_no_more_than_rdy_and_each_has_its_turn(
         elif step == "done":
             supplement.finish([each for upstream in upstreams.values() for each in list(upstream.in_flight)[:1]])
         elif step == "tick":
+            world.now_ns += 100 * MS
             supplement.tick(world.now_ns)
         assert consumer.in_flight_count <= rdy_count
         promised = sum(max(upstream.granted, len(upstream.in_flight)) for upstream in upstreams.values())
@@ -334,11 +398,13 @@ async def test_all_leaders_together_send_no_more_than_rdy_and_each_has_its_turn(
     supplement.finish([each for upstream in upstreams.values() for each in upstream.in_flight])
     had = set()
     for _ in range(3):
+        world.now_ns += 100 * MS
         supplement.tick(world.now_ns)
         had |= {name for name, upstream in upstreams.items() if upstream.granted}
         had |= {"here"} if consumer.subscription.capacity > 0 else set()
     assert had == {"a", "b", "here"}
-    world.now_ns += IDLE_NS
-    supplement.tick(world.now_ns)
+    for _ in range(3 * 3 * IDLE_NS // (100 * MS)):
+        world.now_ns += 100 * MS
+        supplement.tick(world.now_ns)
     assert ended == [supplement] and consumer.relay is None
     assert consumer.subscription.capacity == rdy_count and consumer.channel.upstreams is None
