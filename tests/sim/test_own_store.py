@@ -9,7 +9,7 @@ import pytest
 from tests.sim.loop import Node, Simulation
 from tests.store_cases import CASES, put
 
-from flintmq.cluster.store import OutcomeUnknown, Span, StoreUnavailable
+from flintmq.cluster.store import OutcomeUnknown, Span, StoreFull, StoreUnavailable
 from flintmq.nsqlookupd.own_store import OwnStore
 from flintmq.nsqlookupd.store import EmbeddedStore
 
@@ -50,6 +50,25 @@ def test_what_the_disk_does_not_take_is_unknown():
             await store.get("/b")
         await asyncio.sleep(10.0)
         assert await store.get("/b") is not None, "it was written in the end"
+
+    run(scenario)
+
+
+def test_while_its_disk_fails_a_change_is_refused_and_is_not_made_later():
+    async def scenario(node: Node, store: OwnStore) -> None:
+        await put(store, "/a")
+        node.disk.fail("commit", times=3)
+        with pytest.raises(OutcomeUnknown):
+            await put(store, "/b")
+        with pytest.raises(StoreFull, match="the store cannot be written"):
+            await put(store, "/c")
+        while True:
+            try:
+                found = await store.range(Span.of_prefix("/"))
+                break
+            except StoreFull:
+                await asyncio.sleep(0.1)
+        assert [pair.key for pair in found.found] == ["/a", "/b"]
 
     run(scenario)
 

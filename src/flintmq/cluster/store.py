@@ -61,7 +61,7 @@ class StoreUnavailable(StoreError):
 
 
 class StoreFull(StoreUnavailable):
-    """The store has no room, and takes nothing that is written until somebody makes some; nothing was changed."""
+    """The store cannot be written, for lack of room as a rule, until somebody mends it; nothing was changed."""
 
 
 class OutcomeUnknown(StoreError):

@@ -20,6 +20,7 @@ from flintmq.cluster.store import (
     OutcomeUnknown,
     Snapshot,
     Span,
+    StoreFull,
     StoreUnavailable,
     Txn,
     TxnResult,
@@ -95,6 +96,8 @@ class OwnStore:
     async def _change(self, work: Callable[[StoreState, int], Result]) -> Result:
         try:
             return await self._ask(work)
+        except StoreFull:
+            raise  # nothing was done
         except StoreUnavailable as error:
             raise OutcomeUnknown(f"a change is not known to be durable: {error}") from None
 

@@ -29,7 +29,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from flintmq.cluster.store import Compacted, Events, KeyValue, Span, StoreUnavailable
+from flintmq.cluster.store import Compacted, Events, KeyValue, Span, StoreFull, StoreUnavailable
 from flintmq.cluster.store_state import Changes, StoreLimits, StoreState
 from flintmq.env import Env
 from flintmq.errors import DamagedDatabase, StorageError
@@ -296,10 +296,11 @@ class EmbeddedStore:
             work: is called with the state and monotonic time.
 
         Raises:
+            StoreFull: nothing can be written; nothing was done.
             StoreError: of ``work``; also when the store cannot write.
         """
         if self._failure:
-            raise StoreUnavailable(f"the store cannot be written: {self._failure}")
+            raise StoreFull(f"the store cannot be written: {self._failure}")
         try:
             return work(self._state, self._now_ns())
         finally:
