@@ -180,9 +180,35 @@ def test_what_has_gone_from_a_backup_is_copied_anew(daemons: Daemons, tmp_path: 
         assert _run("backup", backup, "--check").returncode == 1
         mended = _run(*words)
         assert mended.returncode == 0, mended.stderr
-        assert "of earlier runs were not there any more, or too short, and were copied anew" in mended.stderr
+        assert "of earlier runs were not there any more, too short or damaged, and were copied anew" in mended.stderr
         assert _run("backup", backup, "--check").returncode == 0, lose
     assert len(consume(_restored(daemons, backup), "t", "c", 301)) == 301
+
+
+def test_what_is_continued_and_was_damaged_in_the_backup_is_copied_anew(daemons: Daemons, tmp_path: Path) -> None:
+    """What is damaged and has not grown no run reads; that is for --check."""
+    nsqd, backup = daemons.nsqd(), tmp_path / "backup"
+    for topic in ("t", "same"):
+        nsqd.post(f"/topic/create?topic={topic}")
+        nsqd.post(f"/channel/create?topic={topic}&channel=c")
+        nsqd.publish(topic, *(b"%d %s" % (number, b"x" * 1000) for number in range(100)))
+    words = ("backup", backup, f"--data-path={nsqd.data_path}")
+    _done(*words)
+    last = max(each["stored"] for each in _files(backup) if "t-t/" in each["path"] and each["path"].endswith(".log"))
+    data = bytearray((backup / last).read_bytes())
+    data[-10] ^= 1
+    (backup / last).write_bytes(data)
+    nsqd.publish("t", b"more")
+    mended = _run(*words)
+    assert mended.returncode == 0, mended.stderr
+    assert f"were copied anew, such as {last}: " in mended.stderr
+    assert not (backup / last).exists()
+    assert _run("backup", backup, "--check").returncode == 0
+    nsqd.publish("t", b"and more")
+    assert _done(*words)["replaced_files"] == 0
+    restored = _restored(daemons, backup)
+    assert len(consume(restored, "t", "c", 102)) == 102
+    assert len(consume(restored, "same", "c", 100)) == 100
 
 
 def test_a_run_that_fails_leaves_nothing_and_names_the_file_that_it_could_not_write(

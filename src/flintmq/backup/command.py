@@ -17,7 +17,7 @@ import msgspec
 
 from flintmq.backup.live import LiveDirectory
 from flintmq.backup.manifest import BackupError, Manifest, is_empty
-from flintmq.backup.restoring import restore
+from flintmq.backup.restoring import MADE, restore
 from flintmq.backup.taking import Taken, Taking, check
 from flintmq.clock import SystemClock
 from flintmq.errors import DataPathLocked, UsageError
@@ -68,8 +68,8 @@ def run_backup(arguments: Sequence[str]) -> int:
         manifest = taken.manifest
     if taken.replaced:
         sys.stderr.write(
-            f"flintmq backup: {_counted(len(taken.replaced))} of earlier runs were not there any more, or too short, "
-            f"and were copied anew, such as {taken.replaced[0]}: nothing but flintmq backup should write to "
+            f"flintmq backup: {_counted(len(taken.replaced))} of earlier runs were not there any more, too short or "
+            f"damaged, and were copied anew, such as {taken.replaced[0]}: nothing but flintmq backup should write to "
             f"{given.directory}; --check reads the others\n"
         )
     for note in manifest.notes[:_NOTES_MAX]:
@@ -137,7 +137,12 @@ def run_restore(arguments: Sequence[str]) -> int:
         try:
             restored = restore(source, target)
         except OSError as error:
-            left = "is empty again" if is_empty(target.root) else "has a part of it: remove that"
+            if is_empty(target.root):
+                left = "is empty again"
+            elif any(os.path.lexists(os.path.join(target.root, name)) for name in MADE):
+                left = "has a part of it: remove that"
+            else:
+                left = "has nothing of it, but what others have put there meanwhile"
             raise BackupError(f"{_failed(given.data_path, error)}; {given.data_path} {left}") from error
         finally:
             target.close()

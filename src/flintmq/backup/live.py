@@ -14,9 +14,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from flintmq.backup.manifest import BackupError
+from flintmq.errors import StorageError
 from flintmq.storage import database_error, prepare_connection
 from flintmq.storage.channel_store import DATABASE_NAME, decode_history
-from flintmq.storage.tables import REPLICA
+from flintmq.storage.rows import Query
+from flintmq.storage.tables import REPLICA, STATE
 
 _WAIT_S = 30.0  # for a checkpoint of SQLite
 # what SQLite says while it copies, of the file that is written
@@ -127,6 +129,18 @@ class LiveDirectory:
         """
         return LiveFile(self._path(path))
 
+    def identity(self) -> int:
+        """Return the identity that the data directory was given when it was made.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+        with self._connected() as connection:
+            try:
+                return identity_of(lambda sql, values: connection.execute(sql, values).fetchall())
+            except sqlite3.Error as error:
+                raise database_error(self._path(DATABASE_NAME), error) from error
+
     def copy_database(self, target: str) -> None:
         """Copy the database as it is at one moment, while others write to it. Blocks.
 
@@ -182,3 +196,15 @@ class LiveDirectory:
             yield connection
         finally:
             connection.close()
+
+
+def identity_of(query: Query) -> int:
+    """Return the identity of the data directory that a database belongs to.
+
+    Raises:
+        StorageError: it has none, or it is not whole.
+    """
+    rows, _ = STATE.read(query)
+    if not rows:
+        raise StorageError(f"{DATABASE_NAME} is damaged, or of a release before checksums: start its nsqd once")
+    return int(rows[0][2])

@@ -16,6 +16,7 @@ leaves the one before as it was.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 import msgspec
 
@@ -87,7 +88,7 @@ class Manifest(msgspec.Struct, frozen=True):
     """A complete backup.
 
     Attributes:
-        run: how many were made here.
+        run: its number, above that of each run before it.
         data_path: that was read; ``identity`` is the data directory's own, ``node`` the one that a cluster knows.
         begun_ns, ended_ns: wall time. Everything acknowledged before the first of them is there.
         notes: what is not as it should be in the data directory itself.
@@ -154,8 +155,11 @@ def read_manifest(files: Files) -> Manifest | None:
     return manifest
 
 
-def check_file(files: Files, file: StoredFile) -> None:
+def check_file(files: Files, file: StoredFile, remedy: str = "use another backup") -> None:
     """Read a stored file and compare it with the list. Blocks.
+
+    Args:
+        remedy: what to do when it is not what was stored.
 
     Raises:
         BackupError: it is not what was stored.
@@ -176,9 +180,9 @@ def check_file(files: Files, file: StoredFile) -> None:
         raise BackupError(f"{file.stored}: {error.strerror or error}; make a new backup elsewhere") from error
     if (position, crc) != (file.size, file.crc):
         what = f"it has {position} of {file.size} bytes" if position < file.size else "its checksum differs"
-        raise BackupError(f"{file.stored} is not what was stored: {what}; use another backup")
+        raise BackupError(f"{file.stored} is not what was stored: {what}; {remedy}")
 
 
-def is_empty(root: str) -> bool:
-    """Whether nothing is in a directory but :data:`OF_FILE_SYSTEMS`."""
-    return not set(os.listdir(root)) - OF_FILE_SYSTEMS
+def is_empty(root: str, but: Iterable[str] = ()) -> bool:
+    """Whether nothing is in a directory but :data:`OF_FILE_SYSTEMS`, and perhaps what ``but`` names."""
+    return not set(os.listdir(root)).difference(OF_FILE_SYSTEMS, but)

@@ -5,7 +5,7 @@ that goes on has newer copies, which the restored ones must neither stand for no
 cluster then brings what it has, as every single node does: the cluster takes what it lacks, and refuses what it has.
 
 Rules of this file: the database comes last, so that nsqd does not start on what was restored in part; every file is
-compared with the list on the way; a restore that fails leaves the directory empty, as it was.
+compared with the list on the way; a restore that fails removes what it has made, and nothing else.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from flintmq.backup.manifest import OF_FILE_SYSTEMS, BackupError, Manifest, StoredFile, is_empty, read_manifest
+from flintmq.backup.manifest import BackupError, Manifest, StoredFile, is_empty, read_manifest
 from flintmq.broker.adoption import clamp_cursor
+from flintmq.broker.logs import TOPICS_DIRECTORY
 from flintmq.checksum import crc32
 from flintmq.settings import decode_settings
 from flintmq.storage import ChannelStore, Files, OsFiles, packs
@@ -33,9 +34,11 @@ from flintmq.storage.channel_store import (
     put_topic,
     put_topic_meta,
 )
+from flintmq.storage.integrity import RESTORING_DIRECTORY
 from flintmq.topic_meta import decode_meta
 
-_RESTORING = "restoring"
+MADE = (TOPICS_DIRECTORY, RESTORING_DIRECTORY, DATABASE_NAME, LIST_NAME)
+"""All that a restore puts into its directory."""
 _PIECE_BYTES = 4 * 1024 * 1024
 
 
@@ -79,7 +82,7 @@ def _restored(source: OsFiles, manifest: Manifest, target: OsFiles) -> Restored:
     names = (DATABASE_NAME, LIST_NAME)
     directories: dict[str, None] = {}
     for file in manifest.files:
-        path = f"{_RESTORING}/{file.path}" if file.path in names else file.path
+        path = f"{RESTORING_DIRECTORY}/{file.path}" if file.path in names else file.path
         directory = path.rpartition("/")[0]
         if directory not in directories:
             target.make_directory(directory)
@@ -88,7 +91,7 @@ def _restored(source: OsFiles, manifest: Manifest, target: OsFiles) -> Restored:
     for directory in directories:
         target.sync_directory(directory)
     restored = Restored(manifest)
-    opened = OsFiles(f"{target.root}/{_RESTORING}")
+    opened = OsFiles(f"{target.root}/{RESTORING_DIRECTORY}")
     try:
         store = ChannelStore(opened)
         try:
@@ -100,17 +103,15 @@ def _restored(source: OsFiles, manifest: Manifest, target: OsFiles) -> Restored:
     finally:
         opened.close()
     for name in names:
-        target.rename(f"{_RESTORING}/{name}", name)
-    target.remove_directory(_RESTORING)
+        target.rename(f"{RESTORING_DIRECTORY}/{name}", name)
+    target.remove_directory(RESTORING_DIRECTORY)
     target.sync_directory("")
     return restored
 
 
 def _clear(target: OsFiles) -> None:
     """Remove what was restored into a directory that was empty, as far as that is possible."""
-    for name in target.list(""):
-        if name in OF_FILE_SYSTEMS:
-            continue
+    for name in MADE:
         with contextlib.suppress(OSError):
             if os.path.isdir(os.path.join(target.root, name)):
                 target.remove_directory(name)

@@ -5,8 +5,10 @@ what stood there when it was opened is copied; a batch that was being written th
 since the last backup is continued in the same file; one that was changed in any other way is stored anew.
 
 Rules of this file: memory does not grow with the data; every file that is written is synced, and read back, before the
-list names it; one of an earlier run is named again only if it is there at its length, and is not read; a run that fails
-leaves nothing of its own; what is damaged in the data directory is copied as it is, and told.
+list names it; one of an earlier run is named again only if it is there at its length, and is read only if it is
+continued; a run that fails leaves nothing of its own; nothing is written or removed before it is known that the backup
+is of this data directory, and nothing at all outside the directories of runs, in which no link is followed; what is
+damaged in the data directory is copied as it is, and told.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from stat import S_ISDIR, S_ISLNK
 
-from flintmq.backup.live import LiveDirectory, LiveFile
+from flintmq.backup.live import LiveDirectory, LiveFile, identity_of
 from flintmq.backup.manifest import (
     FORMAT,
     MANIFEST_NAME,
@@ -36,7 +39,6 @@ from flintmq.backup.manifest import (
 )
 from flintmq.broker.logs import TOPICS_DIRECTORY, log_directory
 from flintmq.checksum import crc32
-from flintmq.errors import StorageError
 from flintmq.limits import SEQUENCE_BITS
 from flintmq.names import topic_of_directory
 from flintmq.storage import ChannelStore, File, Files, OsFiles, replace_file
@@ -55,7 +57,6 @@ from flintmq.storage.segment import (
     decode_segment_header,
     segment_name,
 )
-from flintmq.storage.tables import STATE
 from flintmq.version import __version__
 
 ROUNDS_MAX = 20
@@ -75,6 +76,8 @@ _NO_HEADER = (
     "the newest file again at its start, and needs that of another one only where the index beside it is gone as well"
 )
 _RUN = "run-{:06d}"
+_RUN_NAME = re.compile(r"run-([0-9]{6}|[1-9][0-9]{6,})")
+_MARK_TMP = f"{MARK_NAME}.tmp"
 _Key = tuple[str, int]
 
 
@@ -89,7 +92,7 @@ class Taken:
     Attributes:
         written_bytes: by this run; the rest was there.
         kept_count: files of earlier runs, which are there at their length; they were not read.
-        replaced: files of earlier runs that were not there any more, or too short, and were copied anew.
+        replaced: files of earlier runs that were not there any more, too short or damaged, and were copied anew.
     """
 
     manifest: Manifest
@@ -125,7 +128,7 @@ class Taking:
         pause: waits for so many seconds.
 
     Raises:
-        BackupError: the directory has something else in it, or a backup of another data directory.
+        BackupError: the directory has something else in it, or its list cannot be read.
     """
 
     def __init__(
@@ -137,28 +140,32 @@ class Taking:
         self._pause = pause
         self._written_bytes = 0
         self._is_ours = MARK_NAME in files.list("")
-        if not self._is_ours and not is_empty(files.root):
+        if not self._is_ours and not is_empty(files.root, but=(_MARK_TMP,)):  # of a first run that was killed
             raise BackupError(
                 f"{files.root} has something in it that is no backup: name a new or an empty directory, or one that "
                 "flintmq backup has made"
             )
         self._before = read_manifest(files)
-        self._run = 1 if self._before is None else self._before.run + 1
+        # without a list nothing tells what the files of runs that are there are worth: they are not written over
+        self._run = 1 + (max(self._runs(), default=0) if self._before is None else self._before.run)
         self._known: dict[str, StoredFile] = (
             {} if self._before is None else {file.path: file for file in self._before.files}
         )
         self._unsynced: dict[str, None] = {}
         self._continued: dict[str, int] = {}  # files of earlier runs that are written to, and the length before
         self._replaced: dict[str, None] = {}
+        self._unlike: list[tuple[StoredFile, BackupError]] = []  # what was read back, and is not what was stored
 
     def take(self) -> Taken:
         """Make the backup; the one before is there until this one is, and as it was when this one fails.
 
         Raises:
-            BackupError: it cannot be made.
+            BackupError: it cannot be made, or there is one of another data directory, or a link in one.
             StorageError: the same, of the database.
             OSError: the same, of a file.
         """
+        self._check_runs()
+        self._mark(self._source.identity())
         try:
             return self._take()
         except BaseException:
@@ -168,6 +175,30 @@ class Taking:
     def _take(self) -> Taken:
         begun_ns = self._wall_ns()
         self._remove_unlisted()
+        if README_NAME not in self._files.list(""):
+            replace_file(self._files, README_NAME, README_TEXT)
+        found, unsynced = self._synced()
+        while self._unlike:  # ends: a file of an earlier run is continued once, and no other one gets through
+            for file, error in self._unlike:
+                if file.stored not in self._continued:
+                    raise error
+                del self._known[file.path]
+                self._replaced[file.stored] = None
+            self._unlike.clear()
+            found, unsynced = self._synced()
+        manifest = Manifest(
+            FORMAT, __version__, self._run, self._source.root, found.identity, self._node(), begun_ns,
+            self._wall_ns(), [found.partitions[key] for key in sorted(found.partitions)],
+            [found.files[path] for path in sorted(found.files)], list(found.notes.values()),
+        )  # fmt: skip
+        write_manifest(self._files, manifest)
+        self._before = manifest
+        self._remove_unlisted()
+        kept_count = len(manifest.files) - len(unsynced)
+        return Taken(manifest, self._written_bytes, kept_count, sorted(self._replaced))
+
+    def _synced(self) -> tuple[_Round, list[StoredFile]]:
+        """Copy everything; return it, and those of its files that this run has written, which were read back."""
         for _ in range(ROUNDS_MAX):
             try:
                 found = self._round()
@@ -181,16 +212,7 @@ class Taking:
         for error in self._files.run_all([partial(self._sync, file) for file in unsynced]):
             if error is not None:
                 raise error
-        manifest = Manifest(
-            FORMAT, __version__, self._run, self._source.root, found.identity, self._node(), begun_ns,
-            self._wall_ns(), [found.partitions[key] for key in sorted(found.partitions)],
-            [found.files[path] for path in sorted(found.files)], list(found.notes.values()),
-        )  # fmt: skip
-        write_manifest(self._files, manifest)
-        self._before = manifest
-        self._remove_unlisted()
-        kept_count = len(manifest.files) - len(unsynced)
-        return Taken(manifest, self._written_bytes, kept_count, sorted(self._replaced))
+        return found, unsynced
 
     def _undo(self) -> None:
         """Remove what a failed run has written, unless its list is there: on a shared disk nsqd needs the room."""
@@ -256,7 +278,7 @@ class Taking:
         self._source.copy_database(os.path.join(root, DATABASE_NAME))
         copied = OsFiles(root)
         try:
-            self._mark(self._identity_of(copied))
+            self._mark(self._identity_of(copied))  # another one may have been put there meanwhile
             store = ChannelStore(copied)
             try:
                 stored, is_taken_over = store.load(), store.journal() is not None
@@ -282,18 +304,19 @@ class Taking:
     def _identity_of(copied: Files) -> int:
         database = copied.open_database(DATABASE_NAME)
         try:
-            rows, _ = STATE.read(database.query)
+            return identity_of(database.query)
         finally:
             database.close()
-        if not rows:
-            raise StorageError(f"{DATABASE_NAME} is damaged, or of a release before checksums: start its nsqd once")
-        return int(rows[0][2])
 
     def _mark(self, identity: int) -> None:
         """Write down of which data directory this is a backup, or see that it is of this one."""
         files, text = self._files, f"flintmq backup of data directory {identity:016x}\n".encode()
         if not self._is_ours:
-            replace_file(files, MARK_NAME, text)
+            try:
+                replace_file(files, MARK_NAME, text)
+            except BaseException:
+                files.remove(_MARK_TMP)
+                raise
             files.sync_directory("")
             self._is_ours = True
         else:
@@ -308,8 +331,6 @@ class Taking:
                     f"{files.root} has a backup of another data directory ({theirs}, this is {identity:016x}): "
                     "name another"
                 )
-        if README_NAME not in files.list(""):
-            replace_file(files, README_NAME, README_TEXT)
 
     def _node(self) -> str:
         try:
@@ -514,7 +535,7 @@ class Taking:
         self._unsynced[file.stored] = None
 
     def _sync(self, file: StoredFile) -> None:
-        """Have a file on the disk, and see that it is there."""
+        """Have a file on the disk, and see that it is there; one that is not what it should be is noted."""
         opened = self._files.open(file.stored)
         try:
             opened.sync()
@@ -522,28 +543,62 @@ class Taking:
         finally:
             opened.close()
         self._files.sync_directory(file.stored.rpartition("/")[0])
-        check_file(self._files, file)
+        try:
+            check_file(self._files, file, "the disk does not keep what is written: make the backup on another one")
+        except BackupError as error:
+            self._unlike.append((file, error))
+
+    def _runs(self) -> Iterator[int]:
+        """Yield the numbers of what has the name of a run."""
+        for name in self._files.list(""):
+            if match := _RUN_NAME.fullmatch(name):
+                yield int(match[1])
+
+    def _check_runs(self) -> None:
+        """Refuse what would have files outside the backup written to, or removed."""
+        for run in self._runs():
+            self._check_below(_RUN.format(run))
+
+    def _check_below(self, path: str) -> None:
+        root = self._files.root
+        mode = os.lstat(os.path.join(root, *path.split("/"))).st_mode
+        if S_ISDIR(mode):
+            for name in self._files.list(path):
+                self._check_below(f"{path}/{name}")
+        elif S_ISLNK(mode):
+            raise BackupError(
+                f"{root}/{path} is a link, and a backup is not written through links: put what it leads to in its "
+                "place, or name another directory"
+            )
+        elif "/" not in path:
+            raise BackupError(f"{root}/{path} is no directory: move it away, or name another directory")
 
     def _remove_unlisted(self) -> None:
-        """Remove what no complete backup names."""
+        """Remove what no complete backup names; without one, only what this run has written."""
         listed = set() if self._before is None else {file.stored for file in self._before.files}
-        for name in self._files.list(""):
-            if name.startswith("run-"):
-                self._remove_below(name, listed)
-            elif name in (f"{MANIFEST_NAME}.tmp", f"{README_NAME}.tmp"):
-                self._files.remove(name)
+        for run in self._runs():
+            if self._before is None and run != self._run:
+                continue
+            if self._is_directory(_RUN.format(run)):
+                self._remove_below(_RUN.format(run), listed)
+        for name in (MANIFEST_NAME, README_NAME):
+            self._files.remove(f"{name}.tmp")
 
     def _remove_below(self, path: str, listed: set[str]) -> None:
         for name in self._files.list(path):
             child = f"{path}/{name}"
             if child in listed:
                 continue
-            if os.path.isdir(os.path.join(self._files.root, *child.split("/"))):
+            if self._is_directory(child):
                 self._remove_below(child, listed)
             else:
-                self._files.remove(child)
+                self._files.remove(child)  # of a link that came meanwhile the link alone
         if not self._files.list(path):
             self._files.remove_directory(path)
+
+    def _is_directory(self, path: str) -> bool:
+        """Whether it is one itself, not a link to one."""
+        return S_ISDIR(os.lstat(os.path.join(self._files.root, *path.split("/"))).st_mode)
 
 
 def check(files: OsFiles) -> Manifest:

@@ -61,6 +61,8 @@ from flintmq.storage.tables import (
 DATABASE_NAME = "channels.db"
 LISTED = {table.name: table for table in (TOPIC, META, CHANNEL, SETTINGS, REPLICA)}
 TOPICS_DIRECTORY = "topics"
+RESTORING_DIRECTORY = "restoring"
+"""Where ``flintmq restore`` has the database until everything else is in its place."""
 _REBUILDING, _REBUILT = f"{DATABASE_NAME}.rebuilding", f"{DATABASE_NAME}.rebuilt"
 _CHECKED = (*TABLES, packs.PACKS, packs.DONE, *OPTIONAL_TABLES)
 _CHECK_BYTES_MAX = 64 * 1024 * 1024  # of a database of which SQLite is asked to check all pages
@@ -195,6 +197,11 @@ class _Opening:
 
     def _open(self, loaded: LoadedList | None) -> Opened:
         has_database = DATABASE_NAME in self._files.list("")
+        if loaded is None and not has_database and not self._is_forced and RESTORING_DIRECTORY in self._files.list(""):
+            raise StorageError(
+                f"flintmq restore was interrupted here: {RESTORING_DIRECTORY}/ has what it had not completed; remove "
+                "the whole data directory, and restore again"
+            )
         if loaded is None and not has_database and self._has_logs():
             self._refuse(f"{DATABASE_NAME} and {LIST_NAME} are both missing, and {TOPICS_DIRECTORY}/ has messages")
         if has_database or loaded is None:
