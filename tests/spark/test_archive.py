@@ -31,6 +31,7 @@ from flintmq.spark import retry
 from flintmq.spark.broker import POOL
 from flintmq.spark.errors import DataLost
 from flintmq.spark.offsets import PartitionKey
+from flintmq.spark.survey import Survey, Surveyor
 
 HOUR_NS = 3_600_000_000_000
 NOON_NS = 1_795_435_200_000_000_000  # 2026-11-23T12:00:00Z
@@ -227,6 +228,85 @@ def test_a_deleted_topic_is_an_error_until_it_is_let_go(fake, tmp_path, kind, ca
     assert len(rows(tmp_path)) == 130
     pickled = pickle.loads(pickle.dumps(LogGone(PartitionKey("a", 0, gone.log_id), 111, "so it is")))
     assert "log " + gone.log_id in str(pickled) and pickled.start == 111
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_that_has_come_back_is_let_go_no_longer(fake, tmp_path, kind):
+    """Also if it has nothing new, or only then gets what is lost with it."""
+    given: dict[str, Any] = {"nsqd": fake.address, "topics": "a,b", "format": kind}
+    log = fake.topic("a", numbered(1, 11))
+    fake.topic("b", numbered(1, 11))
+    archive(tmp_path, **given)
+    del fake.logs["a"]
+    archive(tmp_path, failOnDataLoss="false", **given)
+    fake.logs["a"] = [log]
+    assert archive(tmp_path, **given).rows == 0
+    assert (tmp_path / ".logs").read_text() == f"a/0/{log.log_id} 0\n"
+    del fake.logs["a"]
+    for _ in range(2):
+        with pytest.raises(LogGone, match="up to 11"):
+            archive(tmp_path, **given)
+    assert archive(tmp_path, failOnDataLoss="false", **given).rows == 0
+    assert archive(tmp_path, **given).rows == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_what_is_remembered_logs_that_are_gone_are_told_again(fake, tmp_path, kind):
+    given: dict[str, Any] = {"nsqd": fake.address, "topics": "a,b,c", "format": kind}
+    for topic in ("a", "b", "c"):
+        fake.topic(topic, numbered(1, 11))
+    archive(tmp_path, **given)
+    (tmp_path / ".logs").unlink(missing_ok=True)
+    del fake.logs["a"]
+    with pytest.raises(LogGone, match=r"topic 'a'.* up to 11"):
+        archive(tmp_path, **given)
+    archive(tmp_path, failOnDataLoss="false", **given)
+    archive(tmp_path, **given)
+    remembered = (tmp_path / ".logs").read_bytes()
+    for garbage in (b"a/0/0123 7", b"\xff"):
+        (tmp_path / ".logs").write_bytes(remembered + garbage)
+        with pytest.raises(ArchiveError, match=r"\.logs in it cannot be read: .*; restore it, or remove it"):
+            archive(tmp_path, **given)
+    (tmp_path / ".logs").unlink()
+    with pytest.raises(LogGone, match=r"topic 'a'.* up to 11"):
+        archive(tmp_path, **given)
+
+
+def test_one_that_is_away_is_not_let_go(fake, tmp_path, monkeypatch, caplog):
+    """Who does not answer may have it; where nobody is known to be away, a run may let it go."""
+    fake.topic("t", numbered(1, 11))
+    with FakeLookupd() as lookupd:
+        there = {"producers": [{"broadcast_address": "127.0.0.1", "tcp_port": fake.port}]}
+        lookupd.answers |= {"/lookup?topic=t": there}
+        given: dict[str, Any] = {"lookupd": lookupd.address, "topic": "t", "retries": "1"}
+        assert archive(tmp_path, **given).rows == 10
+        lookupd.answers |= {"/lookup?topic=t": {"producers": []}}
+        look = Surveyor.look
+
+        def look_and_miss(self: Surveyor, known: Any = (), **more: Any) -> Survey:
+            found = look(self, known, **more)
+            if known:  # it died behind the first look, which waits for everybody
+                found.away["127.0.0.1:1"] = "it refused"
+            return found
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Surveyor, "look", look_and_miss)
+            with pytest.raises(
+                LogGone, match=r"nsqd 127\.0\.0\.1:1 is away \(it refused\)\. Start that one again"
+            ) as raised:
+                archive(tmp_path, **given)
+            assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
+            assert archive(tmp_path, failOnDataLoss="false", **given).rows == 0
+        assert "is away; it is archived up to 11 (nsqd 127.0.0.1:1 is away (it refused))" in caplog.text
+        with pytest.raises(LogGone, match="up to 11"):
+            archive(tmp_path, **given)
+        archive(tmp_path, failOnDataLoss="false", **given)
+        assert archive(tmp_path, **given).rows == 0
+        lookupd.answers |= {"/lookup?topic=t": there}
+        archive(tmp_path, **given)
+        lookupd.answers |= {"/lookup?topic=t": {"producers": []}}
+        with pytest.raises(LogGone, match="up to 11"):
+            archive(tmp_path, **given)
 
 
 def test_an_ephemeral_topic_goes_by_itself(fake, tmp_path, caplog):

@@ -27,10 +27,10 @@ from tests.spark.test_reader import numbered
 from flintmq import cli
 from flintmq.errors import OptionError
 from flintmq.pipeline import files, table_files
-from flintmq.pipeline.archive import COLUMNS, archive
+from flintmq.pipeline.archive import COLUMNS, LogGone, archive
 from flintmq.spark import retry
 from flintmq.spark.broker import POOL
-from flintmq.spark.lake.table import TABLE, DataFile, Mark, TableError, one_line
+from flintmq.spark.lake.table import TABLE, DataFile, Mark, Table, TableError, one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -322,6 +322,52 @@ def test_wrong_tables(fake, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("kind", FORMATS)
+def test_the_table_itself_knows_its_logs(fake, tmp_path, kind):
+    """Also when others have made checkpoints, deleted what these make needless, and set marks of their own."""
+    given: dict[str, Any] = {"nsqd": fake.address, "topics": "a,b,c", "format": kind}
+    logs = {}
+    for topic in ("a", "b", "c"):
+        logs[topic] = fake.topic(topic, numbered(1, 11))
+        if topic != "c":
+            archive(tmp_path, **given | {"topics": ",".join(logs)})
+    archive(tmp_path, format=kind, nsqd=fake.address, topics="a,b")
+    told = table(kind, tmp_path)
+    told.add([], {"somebody": Mark(None, 7)})
+    if kind == "delta":
+        delta_table(tmp_path).create_checkpoint()
+        log = tmp_path / "_delta_log"
+        for path in sorted(log.glob("*.json"))[:-1]:
+            path.unlink()
+    archive(tmp_path, **given)
+    logs["b"].append(numbered(11, 16))
+    archive(tmp_path, **given)
+    expected = {f"{topic}/0/{log.log_id}": log.end for topic, log in logs.items()} | {"somebody": 7}
+    assert told.all_marks() == expected, "of the checkpoint, and of what came after it"
+    if kind == "delta":
+        last = (log / "_last_checkpoint").read_text()
+        for hint in ("{}", "not JSON", '{"version": 0}'):
+            (log / "_last_checkpoint").write_text(hint)
+            assert told.all_marks() == expected, "without it all that is there is read"
+        (log / "_last_checkpoint").write_text(last)
+    del fake.logs["a"], fake.logs["c"]
+    for _ in range(2):
+        with pytest.raises(LogGone, match=r"topic 'a'.* up to 11"):
+            archive(tmp_path, **given)
+    archive(tmp_path, failOnDataLoss="false", **given)
+    assert archive(tmp_path, **given).rows == 0
+
+
+def table(kind: str, directory: Path) -> Table:
+    if kind == "delta":
+        from flintmq.spark.lake.delta import DeltaLakeTable
+
+        return DeltaLakeTable.existing(directory)
+    from flintmq.spark.lake.iceberg import IcebergTable
+
+    return IcebergTable(directory, catalog_of(directory), TABLE)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
 def test_stopping_leaves_what_was_read_in_the_table(fake, tmp_path, kind):
     fake.topic("t", numbered(1, 501))
     stop = threading.Event()
@@ -449,6 +495,32 @@ def test_a_delta_table_that_is_damaged_meanwhile(fake, tmp_path):
     (tmp_path / "_delta_log" / "00000000000000000002.json").write_text('{"protocol":')
     with pytest.raises(TableError, match="it cannot be read: "):
         table.marks(["t"])
+    (tmp_path / "_delta_log" / "00000000000000000002.json").write_text('{"txn":')
+    with pytest.raises(TableError, match="its log cannot be read: "):
+        table.all_marks()
+
+
+def test_old_commits_of_a_delta_table_are_deleted_meanwhile(fake, tmp_path, monkeypatch):
+    from flintmq.spark.lake import delta
+
+    two_days(fake, 1)
+    archive(tmp_path, nsqd=fake.address, topic="t", format="delta")
+    told = table("delta", tmp_path)
+    expected = told.all_marks()
+    listed = os.listdir
+    looks = []
+
+    def list_and_more(path: Path) -> list[str]:
+        looks.append(path)
+        return listed(path) + ["00000000000000000000.checkpoint.parquet"] * (len(looks) < gone_at)
+
+    monkeypatch.setattr(os, "listdir", list_and_more)
+    gone_at = delta.LOOKS_MAX
+    assert told.all_marks() == expected
+    looks.clear()
+    gone_at = delta.LOOKS_MAX + 1
+    with pytest.raises(TableError, match="others change its log all the time"):
+        told.all_marks()
 
 
 @pytest.mark.parametrize(("kind", "name"), [("delta", "p%20q"), ("iceberg", "p%20q"), ("iceberg", "p%q")])

@@ -7,7 +7,7 @@ Logs are read by a few threads, one log by one of them: while one waits for nsqd
 
 The rules of this file: a channel is moved only when what is below it is durable; a log is left where it is when this
 ends early, at the end of a file; what threads share they change with the lock held; a log that is gone is an error, as
-nobody can tell any more what it had, until a run lets it go.
+nobody can tell any more what it had, until a run lets it go; seen again, it is let go no longer.
 
 Source: docs/decisions/0028.
 """
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from flintmq.clock import SystemClock
 from flintmq.errors import FlintError, OptionError, UsageError
@@ -78,22 +78,39 @@ class LogGone(DataLost):
         key: of the log.
         position: up to where it is archived (exclusive).
         reason: what is known of it.
+        is_away: somebody who may have it does not answer: it is never let go.
     """
 
-    def __init__(self, key: PartitionKey, position: int, reason: str) -> None:
+    def __init__(self, key: PartitionKey, position: int, reason: str, is_away: bool = False) -> None:
         super().__init__(key.topic, key.label, position, None, reason)
         self.key = key
+        self.is_away = is_away
 
-    def __reduce__(self) -> tuple[type[LogGone], tuple[PartitionKey, int, str]]:
-        return LogGone, (self.key, self.start, self.reason)
+    def __reduce__(self) -> tuple[type[LogGone], tuple[PartitionKey, int, str, bool]]:
+        return LogGone, (self.key, self.start, self.reason, self.is_away)
 
     def __str__(self) -> str:
         topic, partition, log_id = self.key
+        advice = (
+            "Start that one again: a log that may be there is not let go"
+            if self.is_away
+            else "One run with failOnDataLoss=false lets it go, and the archive remembers that until it sees it again"
+        )
         return (
             f"topic {topic!r}, partition {partition}, log {log_id}: it is archived up to {self.start}, and what it had "
-            f"from there on, if anything, is in no file: {self.reason}. One run with failOnDataLoss=false lets it go, "
-            "and the archive remembers that"
+            f"from there on, if anything, is in no file: {self.reason}. {advice}"
         )
+
+
+class _Missing(NamedTuple):
+    """A log that is archived and not found.
+
+    Attributes:
+        is_away: somebody who may have it does not answer.
+    """
+
+    reason: str
+    is_away: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,8 +250,7 @@ class _Job:
         self._on_progress = on_progress
         self._surveyor = Surveyor(options)
         self._let_go = files.remembered()
-        self._positions = files.positions(self._let_go)
-        self._looked: set[PartitionKey] = set()
+        self._positions = files.positions()
         self._missing_since_ns: dict[PartitionKey, int] = {}
         self._clock = SystemClock()
         self._lock = threading.Lock()
@@ -272,18 +288,24 @@ class _Job:
         return True
 
     def _find_gone(self, survey: Survey) -> list[LogGone]:
-        """Find logs that are archived and gone, and tell of them; return those that are an error."""
+        """Find logs that are archived and gone, and tell of them; return those that are an error.
+
+        One is let go until it is seen again: what it gets then would be missed if it were gone once more.
+        """
         missing = [key for key, end in sorted(self._positions.items()) if self._is_missing(key, end, survey)]
         failing: list[LogGone] = []
         let_go: dict[PartitionKey, int] = {}
-        for key, reason in self._look_for(missing, survey).items():
+        for key, (reason, is_away) in self._look_for(missing, survey).items():
             end = self._positions[key]
             if self._options.fail_on_data_loss and not is_ephemeral(key.topic):
-                failing.append(LogGone(key, end, reason))
+                failing.append(LogGone(key, end, reason, is_away))
                 log.warning("%s %s is gone (%s); the others are archived first", key.topic, key.label, reason)
+            elif is_away:
+                log.warning("%s %s is away; it is archived up to %d (%s)", key.topic, key.label, end, reason)
             else:
                 log.warning("%s %s is no more; it is archived up to %d (%s)", key.topic, key.label, end, reason)
                 let_go[key] = end
+        let_go |= {key: 0 for key, end in self._let_go.items() if end and key in survey.logs}
         if let_go:
             self._files.remember(let_go)
             self._let_go |= let_go
@@ -293,20 +315,21 @@ class _Job:
         is_read = self._options.reads(key.topic, key.partition)
         return is_read and key not in survey.logs and self._let_go.get(key) != end  # else it came back since
 
-    def _look_for(self, missing: Sequence[PartitionKey], survey: Survey) -> dict[PartitionKey, str]:
-        """Return which logs are gone, and why; those that have come back are added to the survey.
+    def _look_for(self, missing: Sequence[PartitionKey], survey: Survey) -> dict[PartitionKey, _Missing]:
+        """Return which logs are gone or stay away, and why; those that have come back are added to the survey.
 
         One that nsqlookupd lists no more may be at an nsqd that is starting: it is waited for.
         """
         retries = Retries(self._options.retries, self._pause)
-        gone: dict[PartitionKey, str] = {}
+        gone: dict[PartitionKey, _Missing] = {}
         self._missing_since_ns = {key: at for key, at in self._missing_since_ns.items() if key in missing}
         unsure, found = list(missing), survey
         while True:
             survey.logs.update({key: found.logs[key] for key in unsure if key in found.logs})
             for key in unsure:
                 if self._surveyor.is_gone(key, found):
-                    gone[key] = _REPLACED if any(other[:2] == key[:2] for other in survey.logs) else _GONE
+                    is_replaced = any(other[:2] == key[:2] for other in survey.logs)
+                    gone[key] = _Missing(_REPLACED if is_replaced else _GONE)
             unsure = [key for key in unsure if key not in gone and key not in survey.logs]
             if not unsure or self.stop.is_set():
                 return gone
@@ -318,18 +341,18 @@ class _Job:
                 try:
                     retries.failed(away, "looking for logs that are archived")
                 except LogAway:
-                    return gone | {key: found.why_missing(key) for key in unsure}
+                    return gone | {key: _why_missing(key, found) for key in unsure}
             found = self._surveyor.look(unsure)
 
-    def _overdue(self, unsure: Iterable[PartitionKey], found: Survey) -> dict[PartitionKey, str]:
+    def _overdue(self, unsure: Iterable[PartitionKey], found: Survey) -> dict[PartitionKey, _Missing]:
         """Return which logs have been nowhere for too long, and why."""
         now_ns = self._clock.monotonic_ns()
-        overdue: dict[PartitionKey, str] = {}
+        overdue: dict[PartitionKey, _Missing] = {}
         for key in unsure:
             if key not in self._missing_since_ns:
                 log.warning("%s %s waits at %d: %s", key.topic, key.label, self._positions[key], found.why_missing(key))
             if now_ns - self._missing_since_ns.setdefault(key, now_ns) >= AWAY_NS:
-                overdue[key] = found.why_missing(key)
+                overdue[key] = _why_missing(key, found)
         return overdue
 
     def _pause(self, pause_s: float) -> None:
@@ -373,12 +396,8 @@ class _Job:
 
     def _enter(self, survey: Survey) -> None:
         """Find where logs begin that have no files yet."""
-        unseen = survey.logs.keys() - self._looked
-        if unseen and self._files.is_committed_later:  # a table is asked for logs by name; files were listed at first
-            if unknown := unseen - self._let_go.keys():
-                self._files.remember(dict.fromkeys(unknown, 0))
-            self._positions |= self._files.positions(unseen)
-            self._looked |= unseen
+        if unknown := survey.logs.keys() - self._positions.keys():
+            self._positions |= self._files.positions_now(unknown)
         new = survey.logs.keys() - self._positions.keys()
         if new:  # offsets that are given may name the others as well
             found = StartingPoints(self._options, self._surveyor).find(survey)
@@ -444,6 +463,11 @@ class _Job:
     def _tell(self) -> None:
         if self._on_progress is not None:
             self._on_progress(self._done)
+
+
+def _why_missing(key: PartitionKey, found: Survey) -> _Missing:
+    # nsqlookupd lists no nsqd that has stopped: whether one that it does not list has the log, nobody can say
+    return _Missing(found.why_missing(key), bool(found.away) or key in found.unled)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -8,7 +8,7 @@
     DIRECTORY/.staged/...             what is being written; nobody reads it, and a start removes it
     DIRECTORY/.lock                   held by the one archive that may write here
     DIRECTORY/.names                  held while names change: when a file gets its own, or small ones become one
-    DIRECTORY/.logs                   logs by name, and of those that are gone where they were let go
+    DIRECTORY/.logs                   logs that are gone, and where each was let go; 0: it has come back
 
 The rules of this file: a file gets its name by one rename, when all of it is durable; files of a log get theirs in the
 order of its offsets; so whatever dies when, a reader sees each message once, and the end of the last name is where to
@@ -47,7 +47,8 @@ ROW_GROUP_ROWS = 250_000
 HOUR_US = 3_600_000_000
 
 _NAME = re.compile(r"(.+)-p(\d{4,})-([0-9a-f]{16})-(\d{14,})-(\d{14,})\.parquet")
-_LOG = re.compile(r"(\S+)/(\d{1,9})/([0-9a-f]{16}) (\d{1,19})")
+_LOG = re.compile(r"(.+)/(\d{1,9})/([0-9a-f]{16})")
+_LET_GO = re.compile(rf"{_LOG.pattern} (\d{{1,19}})")
 
 
 class DirectoryError(FlintError):
@@ -139,8 +140,8 @@ class Archive:
     def __exit__(self, *_: object) -> None:
         os.close(self._lock)
 
-    def positions(self, keys: Iterable[PartitionKey] = ()) -> dict[PartitionKey, int]:
-        """Return where each log goes on that has files here, whether or not it is among ``keys``."""
+    def positions(self) -> dict[PartitionKey, int]:
+        """Return where each log goes on of which there is something here."""
         found: dict[PartitionKey, int] = {}
         with changing_names(self.directory):
             for path in self.directory.glob("dt=*/hour=*/*.parquet"):
@@ -149,26 +150,37 @@ class Archive:
                     found[name.key] = max(name.end, found.get(name.key, 0))
         return found
 
+    def positions_now(self, keys: Iterable[PartitionKey]) -> dict[PartitionKey, int]:
+        """Return where those logs go on that :meth:`positions` did not have, and others have archived since."""
+        return {}  # nobody has: the lock is held
+
     def remembered(self) -> dict[PartitionKey, int]:
-        """Return the logs that :meth:`remember` was told of, and where each was let go; 0: it was not.
+        """Return the logs that :meth:`remember` was told of, and where each was let go; 0: it has come back.
 
         Raises:
             ArchiveError: they cannot be read.
         """
         try:
-            lines = (self.directory / LOGS).read_text().splitlines()
+            lines = (self.directory / LOGS).read_text(encoding="utf-8").split("\n")
         except FileNotFoundError:
             return {}
         except (OSError, UnicodeError) as error:
-            reason = (
-                f"{LOGS} in it cannot be read: {error}; restore it, or remove it: logs that are gone are told again"
-            )
-            raise ArchiveError(self.directory, reason) from error
-        found = (match for line in lines if (match := _LOG.fullmatch(line)) is not None)
-        return {PartitionKey(match[1], int(match[2]), match[3]): int(match[4]) for match in found}
+            raise self._damaged(str(error)) from error
+        logs: dict[PartitionKey, int] = {}
+        for number, line in enumerate(lines, 1):
+            match = _LET_GO.fullmatch(line)
+            if match is not None:
+                logs[PartitionKey(match[1], int(match[2]), match[3])] = int(match[4])
+            elif line:
+                raise self._damaged(f"line {number} is no log and the offset where it was let go")
+        return logs
+
+    def _damaged(self, why: str) -> ArchiveError:
+        what = f"{LOGS} in it cannot be read: {why}"
+        return ArchiveError(self.directory, f"{what}; restore it, or remove it: logs that are gone are told again")
 
     def remember(self, logs: Mapping[PartitionKey, int]) -> None:
-        """Remember logs durably, and where each was let go: nothing behind that is missed once it is gone; 0: it is.
+        """Remember durably where logs were let go: nothing behind that is missed while they are gone; 0: it is.
 
         Raises:
             ArchiveError: it cannot be written.
@@ -176,7 +188,8 @@ class Archive:
         whole = {**self.remembered(), **logs}
         staged = self.directory / STAGED / "logs"
         try:
-            staged.write_text("".join(f"{'/'.join(map(str, key))} {end}\n" for key, end in sorted(whole.items())))
+            lines = (f"{key_text(key)} {end}\n" for key, end in sorted(whole.items()))
+            staged.write_text("".join(lines), encoding="utf-8")
             replace(staged, self.directory / LOGS)
         except OSError as error:
             raise ArchiveError(self.directory, f"it cannot be written: {error}") from error
@@ -280,6 +293,17 @@ class LogFiles:
         if self._writer is None:
             self._writer = pq.ParquetWriter(self._path, table.schema, compression="zstd", compression_level=1)
         self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+
+
+def key_text(key: PartitionKey) -> str:
+    """Return a log as one word: ``topic/partition/log``."""
+    return f"{key.topic}/{key.partition}/{key.log_id}"
+
+
+def parse_key(text: str) -> PartitionKey | None:
+    """Return the log that :func:`key_text` wrote; None for anything else."""
+    match = _LOG.fullmatch(text)
+    return None if match is None else PartitionKey(match[1], int(match[2]), match[3])
 
 
 def move(staged: Path, path: Path) -> None:

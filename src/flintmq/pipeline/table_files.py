@@ -4,8 +4,9 @@
 
     DIRECTORY/data/dt=2026-11-23/flights-p0000-18eab4542c40c8c8-00000000000001-00000000336777-5f0c7a92.parquet
 
-The rules of this file: how far a log is, the table says alone, by its mark ``topic/partition/log``, which moves with
-the files that bring it there. A file that no transaction names is no part of the table; its name is never used again.
+The rules of this file: which logs there are, and how far each is, the table says alone, by its marks
+``topic/partition/log``, which move with the files that bring it there. A file that no transaction names is no part of
+the table; its name is never used again.
 
 Source: docs/decisions/0034.
 """
@@ -17,7 +18,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
-from flintmq.pipeline.files import HOUR_US, Archive, FileName, move
+from flintmq.pipeline.files import HOUR_US, Archive, FileName, key_text, move, parse_key
 from flintmq.spark.lake.table import DataFile, Mark, Table, TableError, unused
 from flintmq.spark.offsets import PartitionKey
 
@@ -53,9 +54,16 @@ class TableArchive(Archive):
                 (self.directory / file.path).unlink(missing_ok=True)
         super().__exit__()
 
-    def positions(self, keys: Iterable[PartitionKey] = ()) -> dict[PartitionKey, int]:
-        """Return where each of ``keys`` goes on that the table knows; it is asked by name, and lists none."""
-        marks = {key_mark(key): key for key in keys}
+    def positions(self) -> dict[PartitionKey, int]:
+        """Return where each log goes on that the table has a mark of."""
+        ends = self._table.all_marks()
+        found = {key: ends[name] for name in ends if (key := parse_key(name)) is not None}
+        self._positions |= found
+        return found
+
+    def positions_now(self, keys: Iterable[PartitionKey]) -> dict[PartitionKey, int]:
+        """Return where those logs go on that the table has marks of by now; other machines may write to it."""
+        marks = {key_text(key): key for key in keys}
         found = {marks[mark]: end for mark, end in self._table.marks(marks).items()}
         self._positions |= found
         return found
@@ -86,7 +94,7 @@ class TableArchive(Archive):
             if self._is_unknown or not self._waiting or not (is_due or is_much):
                 return {}
             ends, self._is_unknown = self._ends, True
-            marks = {key_mark(key): Mark(self._positions.get(key), end) for key, end in ends.items()}
+            marks = {key_text(key): Mark(self._positions.get(key), end) for key, end in ends.items()}
             try:
                 self._table.add(self._waiting, marks)
             except TableError as error:
@@ -98,8 +106,3 @@ class TableArchive(Archive):
             self._waiting = []
             self._waiting_bytes = 0
             return ends
-
-
-def key_mark(key: PartitionKey) -> str:
-    """Return the name of the mark of a log."""
-    return f"{key.topic}/{key.partition}/{key.log_id}"

@@ -1,7 +1,8 @@
 """Delta tables by delta-rs: a mark is an application transaction (``txn`` of the Delta protocol).
 
 The rules of this file: the protocol lets one of two transactions with the same application fail, and keeps the last
-version of each through checkpoints and compactions; so marks need nothing else.
+version of each through checkpoints and compactions; so marks need nothing else. delta-rs says where a mark stands, and
+lists none: all of them are read from the log here; before one is moved, delta-rs is asked.
 
 Source: docs/decisions/0034.
 """
@@ -9,6 +10,8 @@ Source: docs/decisions/0034.
 from __future__ import annotations
 
 import json
+import os
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -17,6 +20,7 @@ from typing import Any, Self
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import DeltaError
@@ -37,6 +41,9 @@ _RULES = {
     "delta.identity.start": "numbers that it is generated from",
 }
 PLAIN_FEATURES = {"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck", "deletionVectors", "columnMapping"}
+LOOKS_MAX = 3
+"""At the files of the log, of which somebody may delete the oldest meanwhile."""
+_LOG_FILE = re.compile(r"(\d{20})(\.checkpoint(?:\.[\w-]+)*)?\.(json|parquet)")
 STATISTICS_TEXT_MAX = 64  # characters; longer values would have to be cut, and rounded up
 
 
@@ -90,6 +97,18 @@ class DeltaLakeTable:
         except FAILURES as error:
             raise TableError(self.directory, f"it cannot be read: {one_line(error)}") from error
         return {name: version for name, version in found.items() if version is not None}
+
+    def all_marks(self) -> dict[str, int]:
+        log = self.directory / "_delta_log"
+        error: Exception | None = None
+        for _ in range(LOOKS_MAX):
+            try:
+                return _applications(log)
+            except FileNotFoundError as failed:
+                error = failed
+            except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as failed:
+                raise TableError(self.directory, f"its log cannot be read: {one_line(failed)}") from failed
+        raise TableError(self.directory, f"others change its log all the time: {error}") from error
 
     def files(self) -> list[Path]:
         """Return the Parquet files of the latest version.
@@ -193,6 +212,47 @@ class DeltaLakeTable:
         now_ms = time.time_ns() // 1_000_000
         statistics = json.dumps(_statistics(pq.read_metadata(path)))
         return AddAction(file.path, path.stat().st_size, dict(file.partition), now_ms, True, statistics)
+
+
+def _applications(log: Path) -> dict[str, int]:
+    """Return the versions of all applications, from the last checkpoint of a table and the commits after it."""
+    entries = [(match, log / name) for name in sorted(os.listdir(log)) if (match := _LOG_FILE.fullmatch(name))]
+    checkpoints = {int(match[1]) for match, _ in entries if match[2]}
+    last = _last_checkpoint(log)
+    if last not in checkpoints:
+        last = -1  # no word of it, or a wrong one: all that is there is read
+    found: dict[str, int] = {}
+    for match, path in entries:  # by version, as it has 20 digits: what comes later counts
+        version = int(match[1])
+        if version < last or (version == last and not match[2]):
+            continue
+        found |= _of_checkpoint(path) if match[3] == "parquet" else _of_lines(path)
+    return found
+
+
+def _last_checkpoint(log: Path) -> int:
+    """Return the version of the last checkpoint, which is whole when this is written; -1 when nobody says."""
+    try:
+        return int(json.loads((log / "_last_checkpoint").read_bytes())["version"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return -1
+
+
+def _of_checkpoint(path: Path) -> dict[str, int]:
+    found: dict[str, int] = {}
+    with pq.ParquetFile(path) as file:
+        if "txn" in file.schema_arrow.names:
+            for batch in file.iter_batches(columns=["txn.appId", "txn.version"]):
+                actions = batch.column("txn")
+                actions = actions.filter(pc.is_valid(pc.struct_field(actions, "appId")))
+                found |= {action["appId"]: action["version"] for action in actions.to_pylist()}
+    return found
+
+
+def _of_lines(path: Path) -> dict[str, int]:
+    with path.open(encoding="utf-8") as lines:
+        actions = (json.loads(line) for line in lines if '"txn"' in line)  # the others are long
+        return {action["txn"]["appId"]: int(action["txn"]["version"]) for action in actions if "txn" in action}
 
 
 def _statistics(metadata: pq.FileMetaData) -> dict[str, Any]:

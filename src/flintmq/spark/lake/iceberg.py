@@ -179,6 +179,10 @@ class IcebergTable:
     def marks(self, names: Iterable[str]) -> dict[str, int]:
         return _marks(self.load(), names)
 
+    def all_marks(self) -> dict[str, int]:
+        table = self.load()
+        return _marks(table, [name.removeprefix(MARK) for name in table.properties if name.startswith(MARK)])
+
     def add(self, files: Sequence[DataFile], marks: Mapping[str, Mark]) -> None:
         paths = [_address(self.directory / file.path) for file in files]
         properties = {MARK + name: str(mark.after) for name, mark in marks.items()}

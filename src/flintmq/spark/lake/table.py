@@ -81,6 +81,13 @@ class Table(Protocol):
     def marks(self, names: Iterable[str]) -> dict[str, int]:
         """Return where marks stand now, of those that do."""
 
+    def all_marks(self) -> dict[str, int]:
+        """Return where all marks stand, and perhaps what others have set for themselves.
+
+        Raises:
+            TableError: it cannot be read.
+        """
+
     def add(self, files: Sequence[DataFile], marks: Mapping[str, Mark]) -> None:
         """Add files and move marks, both or neither.
 
