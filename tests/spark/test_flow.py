@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -345,6 +346,12 @@ def stream_of(name: str, directory: Path) -> Path:
     return plan
 
 
+def as_batch(plan: Path) -> Callable[[str], int]:
+    """Make a pipeline read what there is, all at once; what is returned writes it with a mode of its sink."""
+    text = plan.read_text().replace("stream = true", "stream = false")
+    return lambda mode: plan.write_text(text.replace('format = "parquet"', f'format = "parquet"\nmode = "{mode}"'))
+
+
 def refused_at(plan: Path, line: str, said: str, spark: Any) -> None:
     for look in (check_plan, run_plan):
         with pytest.raises(PlanError, match=said) as caught:
@@ -369,11 +376,19 @@ def test_a_directory_that_has_micro_batches_of_another_query(spark, tmp_path):
 
     (checkpoint / "commits" / "0").unlink()  # as after a kill between the two notes
     assert check_plan(first, spark=spark)
-    planned = checkpoint / "offsets" / "0"
-    written = planned.stat()
-    os.utime(planned, (written.st_atime + 3600, written.st_mtime + 3600))
+    planned, listed = checkpoint / "offsets" / "0", tmp_path / "out" / "_spark_metadata" / "0"
+    note, status = planned.read_text(), listed.stat()
+    os.utime(listed, (status.st_atime - 3600, status.st_mtime - 3600))  # as of a copy: the checkpoint came later
+    assert check_plan(first, spark=spark)
+    os.utime(listed, (status.st_atime, status.st_mtime))
+    (planned.parent / ".0.crc").unlink()
+    lines = note.splitlines()
+    noted = json.loads(lines[1])
+    noted["batchTimestampMs"] += 3_600_000
+    lines[1] = json.dumps(noted)
+    planned.write_text("\n".join(lines))
     refused_at(first, "path =", said, spark)  # what is there was written long before this one was planned
-    os.utime(planned, (written.st_atime, written.st_mtime))
+    planned.write_text(note)
     (tmp_path / "first-in" / "2.json").write_text('{"number": 2}')
     run_plan(first, spark=spark)
     assert sorted(row["number"] for row in spark.read.parquet(str(tmp_path / "out")).collect()) == [1, 2]
@@ -387,14 +402,58 @@ def test_a_directory_that_has_micro_batches_of_another_query(spark, tmp_path):
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_batch_into_the_directory_of_a_stream(spark, tmp_path):
-    """Spark would not read its rows there; what overwrites all is read."""
+    """Spark would not read its rows there, and what overwrites all takes the list of files from the stream."""
     plan = stream_of("first", tmp_path)
     run_plan(plan, spark=spark)
-    plan.write_text(plan.read_text().replace("stream = true", "stream = false"))
-    refused_at(plan, "path =", "a stream has written there, and Spark reads the files alone that _spark_met", spark)
-    plan.write_text(plan.read_text().replace('format = "parquet"', 'format = "parquet"\nmode = "overwrite"'))
-    assert run_plan(plan, spark=spark).written == {"numbers": 1}
+    batch = as_batch(plan)
+    for mode in ("append", "overwrite"):
+        batch(mode)
+        refused_at(plan, "path =", "a stream has written there, and Spark reads the files alone that _spark_met", spark)
+    batch("errorifexists")
+    with pytest.raises(PlanError, match="already exists"):
+        run_plan(plan, spark=spark)
+    batch("ignore")
+    assert run_plan(plan, spark=spark).written == {"numbers": 0}
     assert spark.read.parquet(str(tmp_path / "out")).count() == 1
+
+
+@pytest.mark.spark
+def test_a_batch_beside_a_stream_that_begins(spark, tmp_path):
+    """It has the directory before it has written there; a batch that wants no directory finds none of ours."""
+    plan, out = stream_of("first", tmp_path), tmp_path / "out"
+    batch = as_batch(plan)
+    batch("errorifexists")
+    assert run_plan(plan, spark=spark).written == {"numbers": 1}
+    assert not (out / file_sinks.LOCK).exists()
+    for mode in ("append", "overwrite"):
+        batch(mode)
+        with file_sinks.sink_held(f"file:{out}"), pytest.raises(PlanError, match="another pipeline writes to it"):
+            run_plan(plan, spark=spark)
+    batch("append")
+    assert run_plan(plan, spark=spark).written == {"numbers": 1}
+    assert spark.read.parquet(str(out)).count() == 2
+    batch("overwrite")
+    assert run_plan(plan, spark=spark).written == {"numbers": 1}
+    assert spark.read.parquet(str(out)).count() == 1
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_stream_into_a_directory_that_has_files(spark, tmp_path):
+    """Nobody would read them any more; what Spark does not read anyway may be there."""
+    plan, out = stream_of("first", tmp_path), tmp_path / "out"
+    spark.range(3).write.parquet(str(out))
+    refused_at(plan, "path =", "it has part-.* no stream has written; .* reads the files alone .*: name another", spark)
+    assert spark.read.parquet(str(out)).count() == 3
+    for path in out.glob("*part-*"):
+        path.unlink()
+    for name, said in (("_day=1", "it has _day=1, which"), ("_temporary", "a batch writes there, or was killed")):
+        (out / name).mkdir()
+        refused_at(plan, "path =", said, spark)
+        (out / name).rmdir()
+    assert (out / "_SUCCESS").exists()
+    assert run_plan(plan, spark=spark).written == {"numbers": 1}
+    assert spark.read.parquet(str(out)).count() == 1
 
 
 @pytest.mark.spark
@@ -424,6 +483,28 @@ def test_one_run_at_a_time(spark, tmp_path):
     assert run_plan(plan, spark=spark).written == {"numbers": 1}
 
 
+@pytest.mark.spark
+def test_a_checkpoint_has_one_lock_however_it_is_written(spark, tmp_path, monkeypatch):
+    plan, place = stream_of("first", tmp_path), tmp_path / "first"
+    (tmp_path / "link").symlink_to(place)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    text = plan.read_text()
+    for name in (f"file:{place}", f"file://{place}", f"{place}/", str(tmp_path / "link")):
+        plan.write_text(text.replace(f'checkpoint = "{place}"', f'checkpoint = "{name}"'))
+        with checkpoint_held(place), pytest.raises(CheckpointError, match=f"{place}: another job runs with it"):
+            run_plan(plan, spark=spark)
+    plan.write_text(text.replace(f'checkpoint = "{place}"', f'checkpoint = "file:{place}"'))
+    assert f"begins in file:{place}/numbers" in "\n".join(check_plan(plan, spark=spark))
+    assert run_plan(plan, spark=spark).written == {"numbers": 1}
+    assert f"goes on from file:{place}/numbers" in "\n".join(check_plan(plan, spark=spark))
+    assert not any(Path.cwd().iterdir()), "and no directory file:"
+    for url in ("hdfs://127.0.0.1:1/ck", "hdfs://127.0.0.1:1/data/x"):
+        assert file_sinks.local_directory(file_sinks.directory_of(spark, url)) is None
+    plan.write_text(text.replace(f'checkpoint = "{place}"', 'checkpoint = "nowhere:/ck"'))
+    refused_at(plan, "checkpoint =", "nowhere", spark)
+
+
 def test_a_topic_that_is_nowhere(nsqd, topic, tmp_path, capsys):
     """Refused before Spark is started, unless a query has read it."""
     plan = tmp_path / "x.toml"
@@ -434,7 +515,10 @@ def test_a_topic_that_is_nowhere(nsqd, topic, tmp_path, capsys):
         waited = " after 0.001 s" if len(words) > 1 and "wait" in words[1] else ""
         assert f"{where} topic '{topic}'{waited}. --wait-for-topic waits" in capsys.readouterr().err, words
     checkpoint(tmp_path / "checkpoint" / "out", [{"_log": 2, topic: {"0/00000000000000aa": 5}}])
-    flow._await_topics(read_plan(plan), Runner())
+    text = plan.read_text()
+    for url in ("", "file:", "file://"):
+        plan.write_text(text.replace('checkpoint = "', f'checkpoint = "{url}'))
+        flow._await_topics(read_plan(plan), Runner())
     with pytest.raises(NsqdError, match=f"has topic '{topic}'"):
         flow._await_topics(read_plan(plan), Runner(), is_dry=True)
     plan.write_text(plan.read_text().replace(f'topic = "{topic}"', f'topic = "{topic}-2"'))

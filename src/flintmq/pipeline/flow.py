@@ -5,7 +5,8 @@ break a rule are counted in passing (``observe``), so they cost no second pass. 
 channel, which has one place, is of one of them alone.
 
 The rules of this file: what Spark refuses is told with the line of the file that it comes from; a dry run reads, and
-writes nothing; a checkpoint, and a directory that a stream writes to, are of one run at a time.
+writes nothing; a checkpoint, and a directory that a stream writes to, are of one run at a time, however their
+names are written.
 """
 
 from __future__ import annotations
@@ -24,7 +25,19 @@ from flintmq.errors import FlintError, NsqdError, OptionError, UsageError
 from flintmq.options import SECOND, Duration, Integer, Switch, Text, option
 from flintmq.pipeline import file_sinks
 from flintmq.pipeline.options import SPARK, JobOptions, SparkFlags, Work
-from flintmq.pipeline.plan_file import BATCH_MODES, DROP, FAIL, STREAM_MODES, Part, Plan, Sink, Source, Step, read_plan
+from flintmq.pipeline.plan_file import (
+    BATCH_MODES,
+    DROP,
+    FAIL,
+    OVERWRITE,
+    STREAM_MODES,
+    Part,
+    Plan,
+    Sink,
+    Source,
+    Step,
+    read_plan,
+)
 from flintmq.pipeline.runner import JobFailed, Runner, one_line, run_command, spark_failures
 from flintmq.pipeline.streams import checkpoint_held, forget_unfinished
 from flintmq.pipeline.topics import Target, await_topics, check_targets, shared_topics
@@ -157,8 +170,8 @@ def _run_plan(plan: Plan, runner: Runner, wait_for_topic_s: float, master: str =
         spark = around.enter_context(runner.session(plan.name, session, done))
         builds = _checked(plan, spark)
         streams = [build for build in builds if build.is_stream]
-        if streams and "://" not in plan.checkpoint:
-            around.enter_context(checkpoint_held(Path(plan.checkpoint)))
+        if streams and (checkpoint := streams[0].checkpoint) is not None:
+            around.enter_context(checkpoint_held(checkpoint))
         for build in streams:
             around.enter_context(build.held())
         for build in builds:
@@ -203,9 +216,10 @@ class _Build:
     Attributes:
         frame: what the sink gets.
         directory: of a sink of files, by the one name that it has; empty until it was checked, and of others.
+        checkpoint: of the pipeline of a stream, by the one name that it has; None: it is not local or mounted.
 
     Raises:
-        PlanError: Spark refuses a source, a step or a rule.
+        PlanError: Spark refuses a source, a step, a rule or the name of the checkpoint.
     """
 
     def __init__(self, plan: Plan, spark: SparkSession, sink: Sink, rows: int = 0) -> None:
@@ -214,12 +228,16 @@ class _Build:
         self.sink = sink
         self._row_limit = rows
         self.directory = ""
+        self.checkpoint: Path | None = None
         self.views: dict[str, DataFrame] = {}
         self._names = {f"rule_{index}": rule for index, rule in enumerate(plan.rules)}
         self._observations: dict[str, Observation] = {}
         self.frame = self._build(is_stream=True)
         self.is_stream = self.frame.isStreaming
-        if not self.is_stream:
+        if self.is_stream:
+            with self._told(plan.top, "checkpoint"):
+                self.checkpoint = file_sinks.local_directory(file_sinks.directory_of(spark, plan.checkpoint))
+        else:
             self.frame = self._build(is_stream=False)
 
     def _build(self, *, is_stream: bool) -> DataFrame:
@@ -265,19 +283,19 @@ class _Build:
         return frame.observe(self._observations[name], count.alias("n"))
 
     @property
-    def place(self) -> Path:
-        """The directory of the checkpoint of a stream."""
-        return Path(self._plan.checkpoint, self.sink.name)
+    def place(self) -> Path | None:
+        """The directory of the checkpoint of a stream; None: it is not local or mounted."""
+        return self.checkpoint / self.sink.name if self.checkpoint is not None else None
 
     @property
-    def _location(self) -> str:
+    def location(self) -> str:
         """The same, as Spark is told it: the checkpoint may be a URL."""
         return os.path.join(self._plan.checkpoint, self.sink.name)
 
     @property
     def begins(self) -> bool:
         """Whether a stream has planned no micro-batch yet, as far as that can be seen from here."""
-        return "://" not in self._plan.checkpoint and not any((self.place / "offsets").glob("[0-9]*"))
+        return self.place is not None and not any((self.place / "offsets").glob("[0-9]*"))
 
     def sources(self) -> list[tuple[Source, bool]]:
         """Return the sources of format nsq that the sink reads, each as often as it reads it.
@@ -307,8 +325,7 @@ class _Build:
             PlanError: it cannot.
         """
         sink, plan = self.sink, self._plan
-        if self.is_stream and "://" not in plan.checkpoint:
-            place = self.place.absolute()
+        if (place := self.place) is not None:
             there = next(each for each in (place, *place.parents) if each.exists())
             if not there.is_dir():
                 raise plan.error(plan.top, "checkpoint", f"{there} is a file; name a directory of this pipeline alone")
@@ -368,28 +385,42 @@ class _Build:
         """
         if not self.directory:
             return
-        if not self.is_stream:
-            if self.sink.mode in ("", _APPEND) and file_sinks.has_metadata(self._spark, self.directory):
-                said = f"a stream has written there, and Spark reads the files alone that {file_sinks.METADATA} lists"
-                raise self._plan.error(self.sink, self.path_key, f"{said}: name another directory")
-            return
         with self._told(self.sink, self.path_key):
-            last = file_sinks.foreign_batch(self._spark, self.directory, self._location)
-        if last >= 0:
-            said = f"it has micro-batches up to {last} of another query or checkpoint; Spark would leave out ours"
+            said = self._said_of_directory()
+        if said:
             raise self._plan.error(self.sink, self.path_key, f"{said}: name another directory")
+
+    def _said_of_directory(self) -> str:
+        """Return why rows would be lost in the directory; "": none would."""
+        spark, alone = self._spark, f"Spark reads the files alone that {file_sinks.METADATA} lists"
+        if not self.is_stream:
+            is_refused = self._changes_files and file_sinks.has_metadata(spark, self.directory)
+            return f"a stream has written there, and {alone}" if is_refused else ""
+        if name := file_sinks.unlisted(spark, self.directory):
+            if name == file_sinks.UNDER_WAY:
+                return f"it has {name}: a batch writes there, or was killed while it did, then remove that"
+            return f"it has {name}, which no stream has written; once a stream has written there, {alone}"
+        last = file_sinks.foreign_batch(spark, self.directory, self.location)
+        ours = "Spark would leave out ours"
+        return f"it has micro-batches up to {last} of another query or checkpoint; {ours}" if last >= 0 else ""
+
+    @property
+    def _changes_files(self) -> bool:
+        """Whether a batch writes to a directory that is there."""
+        return self.sink.mode in ("", _APPEND, OVERWRITE)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other runs from the directory of a stream, and look into it again, now that nobody else writes there.
+        """Keep other runs from the directory of files, and look into it again, now that nobody else writes there.
 
         Raises:
             PlanError: one writes there, or has since the sink was checked.
         """
         with ExitStack() as around:
-            if self.directory:
+            if self.directory and (self.is_stream or self._changes_files):
+                hold = file_sinks.sink_held if self.is_stream else file_sinks.batch_held
                 try:
-                    around.enter_context(file_sinks.sink_held(self.directory))
+                    around.enter_context(hold(self.directory))
                 except file_sinks.SinkError as error:
                     raise self._plan.error(self.sink, self.path_key, str(error)) from error
                 self._check_directory()
@@ -398,14 +429,14 @@ class _Build:
     def start(self) -> StreamingQuery:
         """Start the query of a stream."""
         sink = self.sink
-        place = self._location
-        forget_unfinished(Path(place))
+        if self.place is not None:
+            forget_unfinished(self.place)
         with self._told(sink, "format"):
             query: StreamingQuery = (
                 self.frame.writeStream.format(sink.format)
                 .options(**sink.options)
                 .outputMode(sink.mode or _APPEND)
-                .option("checkpointLocation", place)
+                .option("checkpointLocation", self.location)
                 .queryName(f"{self._plan.name}.{sink.name}")
                 .trigger(**self._plan.trigger)  # type: ignore[call-overload]
                 .start()
@@ -419,7 +450,7 @@ class _Build:
     def write(self, done: Ran) -> None:
         """Write a view that is no stream."""
         sink = self.sink
-        with self._told(sink, "format"):
+        with self.held(), self._told(sink, "format"):
             self.frame.write.format(sink.format).options(**sink.options).mode(sink.mode or _APPEND).save()
         self.count(self._observed(), done)
 
@@ -701,7 +732,7 @@ def _check(plan: Plan, runner: Runner, master: str = "") -> Iterator[str]:
             sink = build.sink
             columns = ", ".join(f"{name} {kind}" for name, kind in build.frame.dtypes)
             if build.is_stream:
-                how = f"a stream that {'begins in' if build.begins else 'goes on from'} {build.place}"
+                how = f"a stream that {'begins in' if build.begins else 'goes on from'} {build.location}"
             else:
                 how = "written as a whole"
             yield f"sink {sink.name} ({sink.format}): {how}, mode {sink.mode or 'append'}"
@@ -723,7 +754,8 @@ def _await_topics(plan: Plan, runner: Runner, wait_s: float = 0, *, is_dry: bool
     known: set[str] = set()
     for sink in plan.sinks:
         with suppress(FlintError):  # it begins, or Spark tells what is wrong with its checkpoint
-            committed = committed_offsets(Path(plan.checkpoint, sink.name)) if plan.checkpoint else {}
+            checkpoint = file_sinks.local_name(plan.checkpoint)
+            committed = committed_offsets(Path(checkpoint, sink.name)) if checkpoint else {}
             known |= {key.topic for logs in committed.values() for key in logs}
     for source in plan.sources:
         if source.format != "nsq":

@@ -32,7 +32,8 @@ FILE_BYTES_MAX = 1 << 20
 AVAILABLE_NOW = "available-now"
 EXPECT, DROP, FAIL = "expect", "drop", "fail"
 STREAM_MODES = ("append", "update", "complete")
-BATCH_MODES = ("append", "overwrite", "errorifexists", "ignore")
+OVERWRITE = "overwrite"
+BATCH_MODES = ("append", OVERWRITE, "errorifexists", "ignore")
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _TRIGGER = re.compile(r"\d+(\.\d+)?\s*(ms|s|m|h)")
