@@ -524,8 +524,9 @@ class Supplement(Upstreams):
     """A consumer that is served here: beside that it gets what nobody consumes at leaders elsewhere.
 
     An upstream that has been granted messages for ``IDLE_NS`` and had none is closed: its share of RDY goes back to
-    what is led here. So is one of which a message timed out, as another consumer may be the better one. Where RDY is
-    less than there are leaders, what becomes free of it goes to who has been without for the longest.
+    what is led here. So is one of which a message timed out, or that was granted nothing for as long as a message may
+    take, as another consumer may be the better one. Where RDY is less than there are leaders, what becomes free of it
+    goes to who has been without for the longest.
 
     Args:
         deliver: has what is led here of a channel delivered, as there is room for it again.
@@ -549,6 +550,7 @@ class Supplement(Upstreams):
         self._on_end = on_end
         self._outcomes: dict[Upstream, Outcome] = {}
         self._idle_ns: dict[Upstream, int] = {}  # for how long something was granted, and nothing came
+        self._without_ns: dict[Upstream, int] = {}  # for how long nothing was granted, or in flight
         self._served_ns: dict[Upstream | None, int] = {}  # when something was granted or in flight last; None: here
         self._mine = 0  # what is granted to this node
         self._ticked_ns = means.now_ns()
@@ -588,12 +590,16 @@ class Supplement(Upstreams):
                 upstream.close("a message timed out")
                 continue
             if upstream.granted or in_flight:
-                self._served_ns[upstream] = now_ns
+                self._served_ns[upstream], self._without_ns[upstream] = now_ns, 0
+            else:
+                self._without_ns[upstream] = self._without_ns.get(upstream, 0) + passed_ns
             if not upstream.is_open or (upstream.granted and not in_flight):
                 self._idle_ns[upstream] += passed_ns
             if upstream.is_open and self._idle_ns[upstream] >= IDLE_NS:
                 self._outcomes.setdefault(upstream, Outcome.USELESS)
                 upstream.close("nothing comes")
+            elif self._without_ns[upstream] >= max(self._msg_timeout_ns, SUBSCRIBED_WITHIN_S * 1_000_000_000):
+                upstream.close("the consumer takes nothing")
             elif self._idle_ns[upstream] >= SUBSCRIBED_WITHIN_S * 1_000_000_000:
                 upstream.close("it does not answer")
         self.share()
@@ -606,8 +612,8 @@ class Supplement(Upstreams):
         record = upstream.record
         if self._upstreams.get((record.node, record.incarnation)) is upstream:
             del self._upstreams[record.node, record.incarnation]
-        self._idle_ns.pop(upstream, None)
-        self._served_ns.pop(upstream, None)
+        for known in (self._idle_ns, self._without_ns, self._served_ns):
+            known.pop(upstream, None)
         outcome = self._outcomes.pop(upstream, Outcome.LOST)
         if self._is_over:
             return

@@ -181,6 +181,22 @@ async def test_a_consumer_with_which_a_message_timed_out_comes_last() -> None:
     await world.finder.close()
 
 
+async def test_a_consumer_that_takes_nothing_any_more_leaves_it_to_another() -> None:
+    world = World("a")
+    stuck, other = world.subscribe("t", "ch", 2), world.subscribe("t", "ch", 1)
+    world.unread["a"] = {("t", "ch")}
+    await world.after(ASK_NS)
+    await world.after(ASK_NS)
+    assert isinstance(stuck.relay, Supplement)
+    stuck.part.in_flight_count = 2
+    for _ in range(80):
+        await world.after(1000 * MS)
+        if other.relay is not None:
+            break
+    assert stuck.relay is None and isinstance(other.relay, Supplement)
+    await world.finder.close()
+
+
 async def test_a_consumer_that_finishes_slowly_has_messages_of_all_leaders() -> None:
     world = World("a", "b")
     consumer = world.subscribe("t", "ch", 1)
