@@ -388,7 +388,9 @@ class _Build:
         with self._told(self.sink, self.path_key):
             said = self._said_of_directory()
         if said:
-            raise self._plan.error(self.sink, self.path_key, f"{said}: name another directory")
+            # Spark's log in a new directory has to begin with the first micro-batch
+            more = "" if self.begins or not self.is_stream else " and another checkpoint"
+            raise self._plan.error(self.sink, self.path_key, f"{said}: name another directory{more}")
 
     def _said_of_directory(self) -> str:
         """Return why rows would be lost in the directory; "": none would."""
