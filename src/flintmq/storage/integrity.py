@@ -62,7 +62,7 @@ DATABASE_NAME = "channels.db"
 LISTED = {table.name: table for table in (TOPIC, META, CHANNEL, SETTINGS, REPLICA)}
 TOPICS_DIRECTORY = "topics"
 RESTORING_DIRECTORY = "restoring"
-"""Where ``flintmq restore`` has the database until everything else is in its place."""
+"""The directory in which ``flintmq restore`` has the database until everything else is in its place."""
 _REBUILDING, _REBUILT = f"{DATABASE_NAME}.rebuilding", f"{DATABASE_NAME}.rebuilt"
 _CHECKED = (*TABLES, packs.PACKS, packs.DONE, *OPTIONAL_TABLES)
 _CHECK_BYTES_MAX = 64 * 1024 * 1024  # of a database of which SQLite is asked to check all pages

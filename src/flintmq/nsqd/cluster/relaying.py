@@ -197,7 +197,7 @@ class Upstream:
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What a node has for its consumers' upstreams.
+    """Means of a node for its consumers' upstreams.
 
     Attributes:
         wants_output: has a client's output written.
@@ -508,7 +508,7 @@ class Relay(Upstreams):
 
 
 class Outcome(Enum):
-    """What became of an upstream of a :class:`Supplement`."""
+    """The fate of an upstream of a :class:`Supplement`."""
 
     USEFUL = auto()
     """Messages had come over it."""
