@@ -229,7 +229,6 @@ class Upstreams(ABC):
         self._msg_timeout_ns = means.msg_timeout_ns if negotiated is None else negotiated.msg_timeout_ms * 1_000_000
         self._upstreams: dict[tuple[str, str], Upstream] = {}  # by the leader's node and incarnation
         self._by_partition: dict[int, Upstream] = {}
-        self._turn = 0
         self._is_held = False
         self._is_over = False
 
@@ -260,29 +259,20 @@ class Upstreams(ABC):
     def share(self) -> None:
         """Let each leader send what it may."""
 
-    def _open_ones(self, room_bytes: int) -> list[Upstream]:
-        """Return the upstreams that may send; none of them is read from while the client does not read."""
+    def _to_share(self, subscription: SharedSubscription) -> tuple[int, list[Upstream]]:
+        """Return what the client has granted, and the upstreams that may send; they are held while it does not read."""
         open_ones = [upstream for upstream in self._upstreams.values() if upstream.is_open]
-        is_held = room_bytes <= 0
+        is_held = subscription.room_bytes <= 0
         if is_held != self._is_held:
             self._is_held = is_held
             for upstream in open_ones:
                 upstream.hold(is_held)
-        return open_ones
+        return subscription.rdy_count if subscription.is_open else 0, open_ones
 
     @property
     def in_flight_count(self) -> int:
         """Messages that the client has not finished, as far as is known here."""
         return sum(len(upstream.in_flight) for upstream in self._upstreams.values())
-
-    def tick(self, now_ns: int) -> None:
-        """Let another leader come first; forget what a leader has given up to wait for."""
-        for upstream in self._upstreams.values():
-            in_flight = upstream.in_flight
-            while in_flight and in_flight[internal := next(iter(in_flight))] <= now_ns:
-                del in_flight[internal]
-        self._turn += 1
-        self.share()
 
     def _messages(self, upstream: Upstream, frames: bytes, ids: Iterable[int]) -> None:
         until_ns = self._means.now_ns() + self._msg_timeout_ns
@@ -417,6 +407,7 @@ class Relay(Upstreams):
         self._leaders = leaders
         self._on_end = on_end
         self._partitions: dict[tuple[str, str], tuple[int, ...]] = {}  # of each upstream, as it was subscribed
+        self._turn = 0
         self._again_s: dict[str, float] = {}
         self._waits: dict[str, asyncio.TimerHandle] = {}
         client.topic = Topic(event.topic, {}, meta=meta)
@@ -499,12 +490,19 @@ class Relay(Upstreams):
     def share(self) -> None:
         if self._is_over:
             return
-        subscription = self._subscription
-        open_ones = self._open_ones(subscription.room_bytes)
-        rdy_count = subscription.rdy_count if subscription.is_open else 0
+        rdy_count, open_ones = self._to_share(self._subscription)
         granted = shares(rdy_count, [len(upstream.in_flight) for upstream in open_ones], self._turn)
         for upstream, count in sorted(zip(open_ones, granted, strict=True), key=lambda each: each[1]):
             upstream.grant(count)
+
+    def tick(self, now_ns: int) -> None:
+        """Let another leader come first; forget what a leader has given up to wait for."""
+        for upstream in self._upstreams.values():
+            in_flight = upstream.in_flight
+            while in_flight and in_flight[internal := next(iter(in_flight))] <= now_ns:
+                del in_flight[internal]
+        self._turn += 1
+        self.share()
 
 
 class Outcome(Enum):
@@ -580,6 +578,7 @@ class Supplement(Upstreams):
         super()._messages(upstream, frames, ids)
 
     def tick(self, now_ns: int) -> None:
+        """Close what brings nothing, or is of no use to this consumer, and share out anew."""
         passed_ns, self._ticked_ns = now_ns - self._ticked_ns, now_ns
         if self._mine or self._shared.in_flight_count:
             self._served_ns[None] = now_ns
@@ -642,10 +641,8 @@ class Supplement(Upstreams):
         """Share RDY out between this node and the others; what is in flight here counts before anything is lent."""
         if self._is_over:
             return
-        shared = self._shared
-        open_ones = self._open_ones(shared.room_bytes)
-        rdy_count = shared.rdy_count if shared.is_open else 0
-        here = shared.in_flight_count
+        rdy_count, open_ones = self._to_share(self._shared)
+        here = self._shared.in_flight_count
         flying = [len(upstream.in_flight) for upstream in open_ones]
         waited = [self._served_ns.get(each, 0) for each in (None, *open_ones)]
         self._mine, *granted = shares(rdy_count, [here, *flying], waited.index(min(waited)))
