@@ -457,6 +457,38 @@ async def follow(store: Store, span: Span) -> AsyncGenerator[Snapshot | Events, 
             continue
 
 
+class Lapses:
+    """Decides which ends of a :func:`follow` are news: none of those that only go on with what was told of.
+
+    A store that can be read and not written, say, ends every watch at once, and gives what is in it each time.
+
+    Args:
+        lasting_ns: for how long the store was followed when its next failure is news again.
+    """
+
+    TOLD_MAX = 8
+
+    def __init__(self, lasting_ns: int = 10_000_000_000) -> None:
+        self._lasting_ns = lasting_ns
+        self._since_ns: int | None = None
+        self._told: set[str] = set()
+
+    def followed(self, now_ns: int) -> None:
+        """Note that the store was heard of, in monotonic time."""
+        if self._since_ns is None:
+            self._since_ns = now_ns
+
+    def is_news(self, error: StoreError, now_ns: int) -> bool:
+        """Note a failure; return whether it is to be told."""
+        since_ns, self._since_ns = self._since_ns, None
+        if since_ns is not None and now_ns - since_ns >= self._lasting_ns:
+            self._told.clear()
+        is_news = str(error) not in self._told and len(self._told) < self.TOLD_MAX
+        if is_news:
+            self._told.add(str(error))
+        return is_news
+
+
 @dataclass(slots=True)
 class Tenure:
     """The time in which the holder of a lease may act on it: from when the last renewal that was answered was *sent*.

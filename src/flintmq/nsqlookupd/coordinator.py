@@ -47,6 +47,7 @@ from flintmq.cluster.store import (
     Events,
     Fate,
     KeyValue,
+    Lapses,
     OutcomeUnknown,
     Put,
     Snapshot,
@@ -319,18 +320,17 @@ class Coordinator:
     # --- following
 
     async def _follow(self) -> None:
-        has_warned = False
+        lapses, clock = Lapses(), self._env.clock
         while True:
             try:
                 async with aclosing(follow(self._store, self._keys.all)) as following:
                     async for told in following:
-                        has_warned = False
+                        lapses.followed(clock.monotonic_ns())
                         self._unfollowed_ns = 0
                         self._take(told)
             except StoreError as error:
-                if not has_warned:
+                if lapses.is_news(error, clock.monotonic_ns()):
                     _log.warning("CLUSTER: the store is not followed, lookups are as it was last known: %s", error)
-                has_warned = True
             finally:
                 self._unfollowed_ns = self._unfollowed_ns or self._env.clock.boottime_ns()
             await asyncio.sleep(AGAIN_S)

@@ -11,6 +11,7 @@ from flintmq.cluster.store import (
     Delete,
     Fate,
     KeyValue,
+    Lapses,
     LeaseNotFound,
     OutcomeUnknown,
     Put,
@@ -126,3 +127,27 @@ def test_a_tenure_counts_from_when_it_was_sent():
     assert tenure.until_ns == 3500, "an answer that was overtaken"
     tenure.renewed(1100, 2000)
     assert tenure.until_ns == 3500, "a shorter lifetime takes nothing back that was promised"
+
+
+# -- what is told of a store that is not followed ----------------------------------------------------------------------
+
+
+def test_of_a_store_that_ends_every_watch_is_told_once() -> None:
+    lapses, second = Lapses(lasting_ns=10), 1
+    assert lapses.is_news(AWAY, 0)
+    for now_ns in range(0, 100, second + 1):  # it is read, and its watch ends at once
+        lapses.followed(now_ns)
+        assert not lapses.is_news(AWAY, now_ns + second)
+    lapses.followed(100)
+    lapses.followed(109)
+    assert lapses.is_news(AWAY, 110)
+    assert not lapses.is_news(AWAY, 500)  # it was not heard of meanwhile
+
+
+def test_another_failure_of_a_store_is_told_and_many_are_not() -> None:
+    lapses = Lapses()
+    assert lapses.is_news(AWAY, 0)
+    assert lapses.is_news(LOST, 0)
+    assert not lapses.is_news(AWAY, 0)  # two endpoints of which each says its own by turns
+    told = [lapses.is_news(StoreUnavailable(f"away for {ms} ms"), 0) for ms in range(100)]
+    assert sum(told) == Lapses.TOLD_MAX - 2

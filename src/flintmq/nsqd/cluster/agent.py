@@ -48,7 +48,7 @@ from flintmq.broker.partition import PublishGroup
 from flintmq.broker.topic import Topic
 from flintmq.cluster.keys import Keys
 from flintmq.cluster.state import NodeRecord
-from flintmq.cluster.store import Snapshot, Store, StoreError, follow
+from flintmq.cluster.store import Lapses, Snapshot, Store, StoreError, follow
 from flintmq.cluster.view import Change, NodeChange, PartitionChange, PartitionId, TopicChange, Unreadable, View
 from flintmq.env import Env
 from flintmq.net.tasks import Tasks, kept_up
@@ -391,16 +391,15 @@ class Agent:
     # -- the store -----------------------------------------------------------------------------------------------------
 
     async def _follow_store(self) -> None:
-        told = ""
+        lapses = Lapses()
         while True:
             try:
                 async with aclosing(follow(self._store, self._keys.all)) as following:
                     async for what in following:
-                        told = ""
+                        lapses.followed(self._clock.monotonic_ns())
                         self._take(self.view.feed(what), isinstance(what, Snapshot))
             except StoreError as error:
-                if str(error) != told:
-                    told = str(error)
+                if lapses.is_news(error, self._clock.monotonic_ns()):
                     log.warning("CLUSTER: the store is not followed, what is known stays in force: %s", error)
             await asyncio.sleep(AGAIN_S)
 
