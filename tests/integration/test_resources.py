@@ -439,6 +439,35 @@ def test_topics_leave_descriptors_for_whoever_deletes_them(daemons: Daemons):
     assert "Too many open files" not in nsqd.log
 
 
+def test_partitions_of_a_cluster_leave_descriptors_for_clients(daemons: Daemons):
+    """What nodes have files for is placed on them, and no more; somebody can still connect, and delete topics."""
+    store = f"--store-path={daemons.new_directory('store')}"
+    nsqlookupd = daemons.nsqlookupd("--cluster-store=own", "--allow-same-host", store)
+    flags = (
+        "--durability=os", "--peer-address=127.0.0.1:0", f"--cluster-store=127.0.0.1:{nsqlookupd.http[1]}",
+        f"--lookupd-tcp-address=127.0.0.1:{nsqlookupd.tcp[1]}",
+    )  # fmt: skip
+    nodes = [daemons.nsqd(*flags, limits=("prlimit", "--nofile=192:192")) for _ in range(2)]
+    wait_until(lambda: len(nsqlookupd.get("/cluster/status")["nodes"]) == 2, "both are there")
+
+    def create(topic: str) -> str:
+        answer = nsqlookupd.request("POST", f"/topic/create?topic={topic}&partition_num=20&replicator=2")
+        return "" if answer.status == 200 else f"{answer.status} {answer.body.decode()}"
+
+    refused = [create(f"t{number}") for number in range(4)]
+    assert refused[:3] == ["", "", ""], "192 - 32 - 100 = 60 copies"
+    assert "no nsqd has an open file left for another copy" in refused[3], refused[3]
+    rows = nsqlookupd.get("/cluster/status")["nodes"]
+    assert [(row["holds"], row["copies_max"]) for row in rows] == [(60, 60)] * 2
+    for nsqd in nodes:
+        with contextlib.ExitStack() as stack:
+            for _ in range(20):
+                stack.enter_context(nsqd.connect()).settle()
+    nsqlookupd.post("/topic/delete?topic=t0")
+    wait_until(lambda: not create("new"), "there is room again")
+    assert not any("Too many open files" in nsqd.log for nsqd in nodes)
+
+
 def test_connections_beyond_the_limit_are_refused(daemons: Daemons):
     nsqd = daemons.nsqd("--durability=os", "--max-connections=10")
     with contextlib.ExitStack() as stack:

@@ -413,8 +413,8 @@ class Broker:
 
     @property
     def new_log_count(self) -> int:
-        """Logs of new topics that have no files yet, or whose files are being made."""
-        return self._new_topics.log_count
+        """Logs of new topics and replicas that have no files yet, or whose files are being made."""
+        return self._new_topics.log_count + self.replicas.new_count
 
     @property
     def has_creations(self) -> bool:

@@ -68,6 +68,7 @@ class Replicas(Mapping[Key, Replica]):
         on_problem: told what could not be written, and is tried again.
 
     Attributes:
+        new_count: replicas that have no files yet, or whose files are being made.
         hand_on: given what each flush has written, and whom to tell then, as soon as there is a replica.
         is_alone: as above.
         on_damaged: told of a replica that lacks something which it had; perhaps in the middle of reading it.
@@ -102,6 +103,7 @@ class Replicas(Mapping[Key, Replica]):
         self._replicas: dict[Key, Replica] = {}
         self._by_topic: dict[str, dict[int, Replica]] = {}
         self._new: dict[Replica, NewReplica] = {}
+        self.new_count = 0
 
     def __getitem__(self, key: Key) -> Replica:
         return self._replicas[key]
@@ -279,6 +281,7 @@ class Replicas(Mapping[Key, Replica]):
         stored = StoredReplica(topic_number, log_id, 0, [], 0, HELD, StoredAbout(encode_meta(topic_meta)))
         replica = self.add(topic, number, stored, self._logs.new(topic, number, log_id, is_replica=True))
         replica.work = "it is being created"
+        self.new_count += 1
         for statement in channel_store.create_replica_tables():
             self._metadata.put_own(statement)
         replica.put()
@@ -293,6 +296,7 @@ class Replicas(Mapping[Key, Replica]):
 
     def _refuse(self, replica: Replica, done: Waiter, error: BaseException) -> None:
         where = f"topic {replica.topic} partition {replica.number}"
+        self.new_count -= 1
         self._forget(replica)
         self._delete_rows(replica)
         done(StorageError(f"{where}: a replica cannot be created: {error}"))
@@ -319,6 +323,7 @@ class Replicas(Mapping[Key, Replica]):
             creation.finish()
             log = replica.log
             if log.log_id == replica.log_id and log.next_sequence == 1:
+                self.new_count -= 1
                 replica.work = ""
                 self._marks.restore(replica, _NO_MARK)
                 new.done(None)

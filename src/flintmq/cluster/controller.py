@@ -36,7 +36,7 @@ import msgspec
 
 from flintmq.cluster.balance import LeaderSpread
 from flintmq.cluster.moving import Moving
-from flintmq.cluster.placement import Site, TooFewNodes, place_copies
+from flintmq.cluster.placement import NoPlace, Site, TooFewFiles, place_copies
 from flintmq.cluster.power import describe, elected_with_loss, who_has_most
 from flintmq.cluster.state import (
     Member,
@@ -179,6 +179,7 @@ class Controller:
         self._electing: dict[PartitionId, str] = {}  # who is about to lead, and is not counted yet
         self._gains: Counter[str] = Counter()  # the same by node
         self._unplaced: dict[str, str] = {}  # topics that lack partitions, and why
+        self._without_files: dict[str, None] = {}  # those of them that wait until a node has fewer copies
         self._emptied: dict[str, None] = dict.fromkeys(view.drains)  # nodes that may be forgotten
 
     # --- what is told
@@ -211,6 +212,8 @@ class Controller:
                     self._partitions[change.partition] = None
                     if change.now is None:
                         self._topics[change.partition[0]] = None
+                    if self._without_files and change.before is not None:
+                        self._topics.update(self._without_files)
                     if self.view.drains and change.before is not None:
                         self._emptied.update(dict.fromkeys(change.before.holders))
                 case DrainChange():
@@ -617,6 +620,7 @@ class Controller:
         view = self.view
         record, key = view.topics.get(topic), self._keys.topic(topic)
         self._unplaced.pop(topic, None)
+        self._without_files.pop(topic, None)
         if record is None or self._is_busy(key):
             return []
         if record.is_deleting:
@@ -634,8 +638,10 @@ class Controller:
         here |= {number: nodes for (name, number), nodes in self._placing.items() if name == topic}
         try:
             placed = place_copies(missing, record.meta.replica, self.sites(), here, self.allows_same_host)
-        except TooFewNodes as error:
+        except NoPlace as error:
             self._unplaced[topic] = f"{len(missing)} partitions have no place: {error}"
+            if isinstance(error, TooFewFiles):
+                self._without_files[topic] = None
             return []
         self._placing.update({(topic, number): nodes for number, nodes in placed.items()})
         pair = view.pairs[key]
@@ -675,6 +681,7 @@ class Controller:
                 node.zone,
                 len(view.led.get(node.node, ())) + led.get(node.node, 0),
                 len(view.held.get(node.node, ())) + held.get(node.node, 0),
+                node.copies_max,
             )
             for node in self.live.values()
             if not node.is_draining and not node.is_full and node.node not in view.drains
@@ -710,7 +717,7 @@ class Controller:
             )
         try:
             place_copies(range(partition_num), meta.replica, self.sites(), {}, self.allows_same_host)
-        except TooFewNodes as error:
+        except NoPlace as error:
             raise Refused(f"ErrType:9 ErrCode:1 : No node is available for topic - {error}") from None
         number = self._random.getrandbits(_ID_BITS) + 1
         reason = f"topic {topic} is created with {partition_num} partitions of {meta.replica} copies"

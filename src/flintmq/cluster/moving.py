@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from flintmq.cluster.placement import TooFewNodes
+from flintmq.cluster.placement import NoPlace, TooFewFiles, TooFewNodes
 from flintmq.cluster.state import NodeRecord, PartitionState, TopicRecord, released, replaced
 from flintmq.cluster.view import PartitionId, View
 from flintmq.errors import FlintError
@@ -88,6 +88,7 @@ class Moving:
         self._allow_same_host = allow_same_host
         self._due: dict[PartitionId, None] = {}
         self._frozen: dict[PartitionId, None] = {}
+        self._without_files: dict[PartitionId, None] = {}  # they wait until a node has fewer copies
         self._busy: Counter[str] = Counter()  # copies under way, by node
         self._involved: dict[PartitionId, tuple[str, ...]] = {}  # the nodes that a copy under way is counted for
         self._waiting: dict[str, dict[PartitionId, None]] = {}  # by the node that has too many under way
@@ -99,6 +100,8 @@ class Moving:
 
     def note(self, partition: PartitionId, state: PartitionState | None) -> None:
         """Take note of the state of a partition, or of a state that it is about to get."""
+        if self._without_files:
+            self._due[next(iter(self._without_files))] = None  # it comes to the end when it has to wait again
         self._count(partition, state)
         if state is None:
             self._forget(partition)
@@ -163,7 +166,7 @@ class Moving:
                 del self._waiting[node]
 
     def _forget(self, partition: PartitionId) -> None:
-        for known in (self._due, self._frozen, self.stuck):
+        for known in (self._due, self._frozen, self._without_files, self.stuck):
             known.pop(partition, None)
         self._wait_no_more(partition)
 
@@ -208,6 +211,7 @@ class Moving:
         view, live = self._view, self._live()
         state, record = view.partitions.get(partition), view.topics.get(partition[0])
         self.stuck.pop(partition, None)
+        self._without_files.pop(partition, None)
         if state is None or record is None or not self._is_wanting(partition, state) or not state.has_leader(live):
             return None
         if state.leaving and not state.lacking:
@@ -226,8 +230,10 @@ class Moving:
             return None  # one step at a time
         try:
             wanted, why = (state.target, "as was asked") if state.target else self.wanted(partition, state, record)
-        except (TooFewNodes, HostUnknown) as error:
+        except (NoPlace, HostUnknown) as error:
             self.stuck[partition] = str(error)
+            if isinstance(error, TooFewFiles):
+                self._without_files[partition] = None
             return None
         if wanted == state.replicas:
             return None
@@ -243,7 +249,7 @@ class Moving:
         """Return the nodes that are to have a partition after the next step, and why.
 
         Raises:
-            TooFewNodes: there is no node for another copy.
+            NoPlace: there is no node for another copy.
             HostUnknown: it is not known which nodes could have one.
         """
         replicas, drains = list(state.replicas), self._view.drains
@@ -251,12 +257,12 @@ class Moving:
         if len(replicas) > record.meta.replica:
             out = self._dispensable(state, replicas, going)
             return tuple(node for node in replicas if node != out), f"{record.meta.replica} copies are enough"
-        failure: TooFewNodes | HostUnknown | None = None
+        failure: NoPlace | HostUnknown | None = None
         for out in going:
             why = "is removed" if drains[out].is_removal else "is drained"
             try:
                 new = self.placed(partition, state, [node for node in replicas if node != out])
-            except (TooFewNodes, HostUnknown) as error:
+            except (NoPlace, HostUnknown) as error:
                 failure = failure or error
             else:
                 return tuple(new if node == out else node for node in replicas), f"node {out} {why}"
@@ -291,6 +297,7 @@ class Moving:
 
         Raises:
             TooFewNodes: there is none.
+            TooFewFiles: there are some, and none has an open file left.
             HostUnknown: the machine of one that stays, and is not to go as well, is not known.
         """
         view, takers = self._view, self._taking()
@@ -299,6 +306,9 @@ class Moving:
         if not free:
             hosts = {node.host_id or node.node for node in takers}
             raise TooFewNodes(len(staying) + 1, len(takers), len(hosts), self._allow_same_host)
+        able = [node for node in free if self.has_files(node, partition)]
+        if not able:
+            raise TooFewFiles({node.node: node.copies_max for node in free})
         zones = Counter(view.nodes[node].zone for node in staying if node in view.nodes)
         here = Counter(node for each in view.of_topic.get(partition[0], {}).values() for node in each.holders)
         members, held, led, busy = state.in_sync_nodes, view.held, view.led, self._busy
@@ -310,13 +320,18 @@ class Moving:
                 len(held.get(node, ())) + busy[node], len(led.get(node, ())), node,
             )  # fmt: skip
 
-        return min(free, key=rank).node
+        return min(able, key=rank).node
 
     def free_for(self, staying: Sequence[str]) -> list[NodeRecord]:
         """Return the nodes that may get a copy of what these have, on machines that have none."""
         nodes = self._view.nodes
         taken = {self._host(nodes[node]) for node in staying if node in nodes}
         return [node for node in self._taking() if node.node not in staying and self._host(node) not in taken]
+
+    def has_files(self, node: NodeRecord, partition: PartitionId, more: int = 0) -> bool:
+        """Whether a node has an open file for a copy of a partition, when it gets ``more`` others before."""
+        held = self._view.held.get(node.node, {})
+        return partition in held or node.has_files_for(len(held) + more)
 
     def _taking(self) -> list[NodeRecord]:
         """Return the nodes that may be given something."""

@@ -21,7 +21,7 @@ from flintmq.cluster import power
 from flintmq.cluster.balance import Loads, copy_to_move
 from flintmq.cluster.controller import Controller, Refused, Swap
 from flintmq.cluster.moving import HostUnknown
-from flintmq.cluster.placement import TooFewNodes, place_copies
+from flintmq.cluster.placement import NoPlace, TooFewFiles, TooFewNodes, place_copies
 from flintmq.cluster.state import DrainRecord, NodeRecord, PartitionState, SettingsRecord, TopicRecord
 from flintmq.cluster.view import PartitionId, View
 from flintmq.topic_meta import PARTITION_NUM_MAX, TopicMeta, usual_min_in_sync
@@ -158,6 +158,11 @@ def move(controller: Controller, partition: PartitionId, source: str, target: st
         raise Refused(f"node {target} is being drained and takes nothing; undo that first, or name another one")
     if record.is_full:
         raise Refused(f"node {target} has no room on its disk: free some, or name another one")
+    if not moving.has_files(record, partition):
+        raise Refused(
+            f"node {target} has {record.copies_max} copies, as many as its limit of open files allows: name another "
+            "one, or raise the limit (LimitNOFILE of systemd, ulimit -n) and start that nsqd again"
+        )
     wanted = tuple(target if node == source else node for node in state.target or state.replicas)
     others = [node for node in wanted if node != target]
     try:
@@ -184,7 +189,8 @@ def balance_copies(controller: Controller, loads: Loads) -> Swap | None:
     def may_be_on(partition: PartitionId, source: str, target: str) -> bool:
         others = [node for node in view.partitions[partition].replicas if node != source]
         is_known = all(node in view.nodes for node in others)
-        return is_known and not moving.shares_host(controller.live[target], others)
+        record = controller.live[target]
+        return is_known and moving.has_files(record, partition) and not moving.shares_host(record, others)
 
     if moving.is_moving:
         return None
@@ -227,10 +233,13 @@ def _drain_plan(controller: Controller, node: str, swap: Swap | None) -> Plan:
                 "is until that is back, or another one is elected with /cluster/partition/elect"
             )
         staying = [each for each in state.replicas if each != node and each not in view.drains]
-        free = [each for each in moving.free_for(staying) if each.node != node]
+        others = [each for each in moving.free_for(staying) if each.node != node]
+        free = [each for each in others if moving.has_files(each, partition, gains[each.node])]
         if not free and len(staying) < controller.record_of(partition[0]).meta.replica:
             hosts = {each.host_id or each.node for each in takers}
-            where = TooFewNodes(len(staying) + 1, len(takers), len(hosts), controller.allows_same_host)
+            where: NoPlace = TooFewNodes(len(staying) + 1, len(takers), len(hosts), controller.allows_same_host)
+            if others:
+                where = TooFewFiles({each.node: each.copies_max for each in others})
             raise Refused(
                 f"node {node} has a copy of partition {partition[0]}/{partition[1]} that can go nowhere: {where}"
             )
@@ -346,7 +355,7 @@ def _copies(
 def _next(controller: Controller, partition: PartitionId, state: PartitionState, record: TopicRecord) -> PartitionState:
     try:
         replicas, _ = controller.moving.wanted(partition, state, record)
-    except TooFewNodes as error:
+    except NoPlace as error:
         raise Refused(f"INVALID_ARG_TOPIC_REPLICATOR: partition {partition[0]}/{partition[1]}: {error}") from None
     except HostUnknown:
         return state
@@ -395,7 +404,7 @@ def expand(controller: Controller, topic: str, partition_num: int) -> Plan:
     new = range(first, partition_num)
     try:
         placed = place_copies(new, meta.replica, controller.sites(), here, controller.allows_same_host)
-    except TooFewNodes as error:
+    except NoPlace as error:
         raise Refused(f"No node is available for topic - {error}") from None
     if meta.is_partitioned and partition_num > record.partition_num:
         meta = msgspec.structs.replace(meta, partition_num=partition_num, version=meta.version + 1)

@@ -13,8 +13,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from flintmq.errors import FlintError
+
+_NAMED_MAX = 8  # nodes, in a text
 
 
 class NoNodes(FlintError):
@@ -59,7 +62,11 @@ def place(partition_num: int, loads: Mapping[str, int], placed: Mapping[int, str
 # -- several copies ----------------------------------------------------------------------------------------------------
 
 
-class TooFewNodes(FlintError):
+class NoPlace(FlintError):
+    """There is no node for a copy of a partition."""
+
+
+class TooFewNodes(NoPlace):
     """There are fewer places for copies of a partition than copies are wanted.
 
     Args:
@@ -85,6 +92,25 @@ class TooFewNodes(FlintError):
         return f"{text}; start more, or ask for fewer copies"
 
 
+class TooFewFiles(NoPlace):
+    """The nodes that could have another copy of a partition have as many as their limits of open files allow.
+
+    Args:
+        copies_max: of each of these nodes.
+    """
+
+    def __init__(self, copies_max: Mapping[str, int]) -> None:
+        super().__init__(copies_max)
+        self.copies_max = copies_max
+
+    def __str__(self) -> str:
+        nodes = ", ".join(f"node {node} at most {count}" for node, count in islice(self.copies_max.items(), _NAMED_MAX))
+        return (
+            f"no nsqd has an open file left for another copy of a partition, each takes one: {nodes}; delete topics, "
+            "raise the limit (LimitNOFILE of systemd, ulimit -n) and start those nsqds again one by one, or start more"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """A node that may be given partitions.
@@ -94,6 +120,7 @@ class Site:
         host: of its machine; two nodes of the same never have copies of one partition, unless allowed.
         zone: copies are spread over zones.
         led_count, held_count: partitions of all topics that it leads and has.
+        copies_max: partitions that it may have; 0: no limit.
     """
 
     node: str
@@ -101,6 +128,7 @@ class Site:
     zone: str = ""
     led_count: int = 0
     held_count: int = 0
+    copies_max: int = 0
 
 
 def place_copies(
@@ -122,6 +150,7 @@ def place_copies(
 
     Raises:
         TooFewNodes: there are not so many nodes, or not so many machines.
+        TooFewFiles: these have no files left for so many.
     """
     wanted = list(numbers)
     if not wanted:
@@ -136,10 +165,12 @@ def place_copies(
         spread.add(nodes)
     found: dict[int, tuple[str, ...]] = {}
     for number in wanted:
-        free = list(sites)
+        free = able = [site for site in sites if spread.has_files(site)]
         chosen: list[str] = []
         zones: dict[str, int] = {}
         for _ in range(copies):
+            if not free:
+                raise TooFewFiles({site.node: site.copies_max for site in sites if site not in able})
             rank = spread.as_follower(zones) if chosen else spread.as_leader
             best = min(free, key=rank)
             chosen.append(best.node)
@@ -167,6 +198,9 @@ class _Spread:
                 self._held[node] += is_new
                 self._led_here[node] += place == 0
                 self._led[node] += is_new and place == 0
+
+    def has_files(self, site: Site) -> bool:
+        return not site.copies_max or self._held[site.node] < site.copies_max
 
     def as_leader(self, site: Site) -> tuple[int | str, ...]:
         node = site.node

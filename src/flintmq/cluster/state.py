@@ -106,6 +106,7 @@ class NodeRecord(_Value, frozen=True):
         is_full: its disk has no room: it leads nothing that another one in sync can lead, and gets no partitions.
         is_ending: it ends in a moment: others lead what it leads, and it leaves every in-sync set.
         is_older: its data directory is from before what it acknowledged, see ``nsqd/cluster/disk_mark.py``.
+        copies_max: copies of partitions for which it has open files; 0: no limit, or its release did not say.
     """
 
     node: str
@@ -124,6 +125,11 @@ class NodeRecord(_Value, frozen=True):
     is_full: bool = False
     is_ending: bool = False
     is_older: bool = False
+    copies_max: int = 0
+
+    def has_files_for(self, count: int) -> bool:
+        """Whether it can have one more copy than ``count``."""
+        return not self.copies_max or count < self.copies_max
 
     @property
     def member(self) -> Member:

@@ -20,6 +20,8 @@ _SHARE = 16
 _LEAST = 16
 _MOST = 64
 _KEPT_FROM_TOPICS = 2  # times what is kept from clients
+_OWN = 100  # of a daemon that has no topics and no clients: what it listens on, its databases, other nodes
+_LOGS_LEAST = 8
 
 
 class TooFewDescriptors(FlintError):
@@ -76,6 +78,12 @@ def room(wanted: int) -> int:
     return sum(each < end for each in opened)
 
 
+def logs_max() -> int:
+    """Return how many logs, each of which keeps one file open, go well with the limit of open files; 0: it has none."""
+    limit = descriptor_limit()
+    return 0 if limit < 0 else max(_LOGS_LEAST, limit - kept_count(limit) * _KEPT_FROM_TOPICS - _OWN)
+
+
 def is_scarce(transport: asyncio.BaseTransport, kept_share: float = 1.0) -> bool:
     """Whether a connection that was just accepted should be refused, because it took one of the last descriptors.
 
@@ -92,4 +100,4 @@ def is_scarce(transport: asyncio.BaseTransport, kept_share: float = 1.0) -> bool
     return number >= limit - kept_count(limit) * kept_share
 
 
-__all__ = ["TooFewDescriptors", "descriptor_limit", "is_scarce", "kept_count", "room"]
+__all__ = ["TooFewDescriptors", "descriptor_limit", "is_scarce", "kept_count", "logs_max", "room"]

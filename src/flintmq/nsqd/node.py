@@ -154,6 +154,7 @@ class Node:
             self._clients,
             self._ready_changed,
             self.topics.change_meta,
+            self.topics.room,
         )
         admission = agent.admission
         self.leadership = self.topics.leadership = admission

@@ -23,23 +23,18 @@ from flintmq.broker.subscription import Subscription
 from flintmq.broker.topic import Topic
 from flintmq.errors import RemoteProtocolError
 from flintmq.names import is_ephemeral
-from flintmq.net.descriptors import TooFewDescriptors, descriptor_limit, room
 from flintmq.net.isolation import for_each
-from flintmq.net.problems import Problems
 from flintmq.nsqd import extended
 from flintmq.nsqd.client import Client, Clients
 from flintmq.nsqd.drain import Drain, Draining
 from flintmq.nsqd.engine import Engine
+from flintmq.nsqd.file_room import FileRoom
 from flintmq.nsqd.leadership import Leadership
 from flintmq.nsqd.lookup import Lookup
 from flintmq.nsqd.options import NsqdOptions
 from flintmq.topic_meta import TopicMeta
 
 log = logging.getLogger(__name__)
-
-_PASSING_FILES = 2  # that are open for a moment while those of a topic are made
-_ROOM_AHEAD = 64
-_ROOM_NS = 10_000_000
 
 
 class Topics:
@@ -52,6 +47,7 @@ class Topics:
     Attributes:
         are_created: whether publishing and subscribing create topics (``--auto-create-topics``).
         leadership: asked which topics may be made here; None: all.
+        room: for files of topics.
     """
 
     def __init__(self, engine: Engine, drain: Drain, lookup: Lookup, clients: Clients, options: NsqdOptions) -> None:
@@ -63,9 +59,7 @@ class Topics:
         self._clients = clients
         self._starting: dict[asyncio.Task[None], None] = {}
         self.leadership: Leadership | None = None
-        self._problems = Problems(engine.env.clock)
-        self._room = 0  # files of topics that may be made until then
-        self._room_until_ns = 0
+        self.room = FileRoom(engine.env.clock, lambda: engine.broker.new_log_count)
 
     # -- creating ----------------------------------------------------------------------------------------------------
 
@@ -172,21 +166,7 @@ class Topics:
         if self.leadership is not None:
             self.leadership.check_create(name)
         if log_count and not is_ephemeral(name):
-            self._take_room(name, log_count)
-
-    def _take_room(self, name: str, log_count: int) -> None:
-        """Refuse a topic for whose files there is no room; what was found holds for a moment, as many may come."""
-        now_ns = self._engine.env.clock.monotonic_ns()
-        if log_count > self._room or now_ns >= self._room_until_ns:
-            taken = self._broker.new_log_count + _PASSING_FILES
-            self._room = room(taken + log_count + _ROOM_AHEAD) - taken
-            self._room_until_ns = now_ns + _ROOM_NS
-        if log_count > self._room:
-            error = TooFewDescriptors(f"topic {name}", descriptor_limit())
-            text = f"topic not created: too few of {error.limit} files are left, and each takes one (see ulimit -n)"
-            self._problems.tell(text, logging.WARNING, name)
-            raise error
-        self._room -= log_count
+            self.room.take("topic", name, log_count)
 
     def _created(self, topic: Topic, is_new: bool, about: str) -> Topic:
         self._engine.schedule()

@@ -244,6 +244,78 @@ def test_who_has_no_room_gets_no_partitions_and_no_copies():
         orders.move(master.controller, ("t", 0), "b", "c")
 
 
+def crowded(*copies_max: int) -> tuple[World, Master]:
+    """A topic of two copies on nodes that have files for so many copies each; its master."""
+    world = World()
+    for name, most in zip("abcd", copies_max, strict=False):
+        world.node(node(name, copies_max=most))
+    world.topic("t", replica=2)
+    world.partition("t", 0, state("a", "ab"))
+    return world, Master(world)
+
+
+def test_a_topic_for_which_nodes_have_no_files_is_refused():
+    _, master = crowded(3, 3)
+    meta = TopicMeta(partition_num=3, replica=2)
+    with pytest.raises(Refused, match=r"no nsqd has an open file left .* node a at most 3, node b at most 3; delete"):
+        master.controller.creation("u", meta, 3)
+    created(master, "u", 2, 2)
+    master.settle()
+    assert {name: len(held) for name, held in master.controller.view.held.items()} == {"a": 3, "b": 3}
+    with pytest.raises(Refused, match="no nsqd has an open file left"):
+        orders.expand(master.controller, "u", 3)
+
+
+def test_partitions_without_files_get_them_when_another_topic_is_deleted():
+    world, master = crowded(3, 3)
+    created(master, "u", 2, 2)
+    created(master, "v", 2, 2)  # both were asked for before either was placed
+    master.settle()
+    waiting = [name for name in "uv" if "an open file left" in master.controller.why_not_placed(name)]
+    assert len(waiting) == 1
+    gone = master.controller.deletion("u" if waiting == ["v"] else "v")
+    assert gone is not None
+    world.swap(gone)
+    master.settle()
+    assert not master.controller.why_not_placed(waiting[0])
+    assert {name: len(held) for name, held in master.controller.view.held.items()} == {"a": 3, "b": 3}
+
+
+def test_a_copy_goes_to_no_node_without_files():
+    world, master = crowded(0, 0, 1, 0)
+    world.topic("u", replica=1, number=8)
+    world.partition("u", 0, state("c", "c", topic_number=8))
+    master.settle()
+    with pytest.raises(Refused, match=r"node c has 1 copies, as many as its limit of open files allows: .* ulimit -n"):
+        orders.move(master.controller, ("t", 0), "b", "c")
+    assert master.controller.moving.placed(("t", 0), master.controller.view.partitions["t", 0], ["a", "b"]) == "d"
+
+
+def test_a_node_whose_copies_have_no_files_elsewhere_is_not_drained():
+    world, master = crowded(0, 0, 1)
+    world.topic("u", replica=1, number=8)
+    world.partition("u", 0, state("c", "c", topic_number=8))
+    master.settle()
+    with pytest.raises(Refused, match=r"t/0 that can go nowhere: no nsqd has an open file left .* node c at most 1;"):
+        orders.drain(master.controller, "a")
+
+
+def test_a_copy_that_waits_for_a_file_is_made_when_there_is_one():
+    world, master = crowded(0, 0, 1)
+    world.topic("u", replica=1, number=8)
+    world.partition("u", 0, state("c", "c", topic_number=8))
+    world.topic("t", replica=3)
+    master.settle()
+    assert "an open file left" in master.controller.moving.stuck["t", 0]
+    gone = master.controller.deletion("u")
+    assert gone is not None
+    world.swap(gone)
+    master.settle()
+    now = world.state("t")
+    assert now is not None and now.replicas == ("a", "b", "c")
+    assert not master.controller.moving.stuck
+
+
 # -- suspicion ---------------------------------------------------------------------------------------------------------
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flintmq.cluster.placement import NoNodes, Site, TooFewNodes, place, place_copies
+from flintmq.cluster.placement import NoNodes, Site, TooFewFiles, TooFewNodes, place, place_copies
 
 
 def test_several_on_one_node_when_there_is_one():
@@ -92,6 +92,13 @@ def test_leaders_go_where_fewest_are():
     nodes = [Site("a", led_count=9, held_count=9), Site("b", led_count=0, held_count=9), Site("c", held_count=0)]
     placed = place_copies(range(3), 2, nodes, {})
     assert [placed[number][0] for number in range(3)] == ["c", "b", "a"]
+
+
+def test_who_has_no_files_for_more_gets_nothing():
+    nodes = [Site("a", "a", held_count=3, copies_max=3), Site("b", "b", copies_max=1), Site("c", "c")]
+    assert place_copies([0], 2, nodes, {}) == {0: ("b", "c")}
+    with pytest.raises(TooFewFiles, match="each takes one: node a at most 3, node b at most 1; delete topics"):
+        place_copies([0, 1], 2, nodes, {})
 
 
 def test_what_is_placed_counts_for_copies_too():

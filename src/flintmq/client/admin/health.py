@@ -16,6 +16,8 @@ from flintmq.client.admin.results import ClusterNode, ClusterPartition, ClusterS
 from flintmq.topic_meta import NOT_CREATED, TO_COME
 
 NOTE, WARNING, PROBLEM = "note", "warning", "problem"
+CROWDED = 0.9
+"""Of the copies for which a node has open files: from then on that is said."""
 _SHOWN_MAX = 8
 """Partitions, or nodes, that are named one by one."""
 
@@ -143,6 +145,12 @@ def _of_nodes(nodes: Iterable[ClusterNode]) -> list[Trouble]:
         if node.is_full:
             text = "its disk has no room: it leads nothing that another one can lead, and falls out of sync"
             found.append(Trouble(PROBLEM, subject, text, "free space: it goes on by itself; or shorten retention"))
+        if node.copies_max and node.holds >= node.copies_max * CROWDED:
+            text = (
+                f"it has {node.holds} copies of partitions, and its limit of open files is enough for {node.copies_max}"
+            )
+            advice = "raise the limit (LimitNOFILE of systemd, ulimit -n) and start it again, or start more nsqds"
+            found.append(Trouble(NOTE, subject, text, advice))
         if node.is_older:
             text = "its data directory was an older copy when it started: what it had in sync before counts no more"
             advice = "a snapshot that was put back, or a disk that lost what it had synced? it catches up by itself"

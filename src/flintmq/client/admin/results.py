@@ -292,6 +292,7 @@ class ClusterNode(msgspec.Struct, frozen=True):
         is_draining: it gets no partitions, and gives its own away.
         is_full: its disk has no room: it leads nothing that another one can lead.
         is_older: its data directory was an older copy when it started: what it had in sync counts no more.
+        copies_max: partitions for which it has open files; 0: no limit, or it does not say.
         suspected: the master takes it for dead.
         leads, holds: partitions.
         is_away: it has copies, or is to have some, and does not live.
@@ -310,6 +311,7 @@ class ClusterNode(msgspec.Struct, frozen=True):
     is_draining: bool = False
     is_full: bool = False
     is_older: bool = False
+    copies_max: int = 0
     suspected: bool = False
     leads: int = 0
     holds: int = 0

@@ -76,6 +76,7 @@ from flintmq.nsqd.cluster.shown import Shown
 from flintmq.nsqd.cluster.swaps import Swaps
 from flintmq.nsqd.cluster.table import Table
 from flintmq.nsqd.engine import Engine
+from flintmq.nsqd.file_room import FileRoom
 from flintmq.storage import Files
 from flintmq.topic_meta import TopicMeta
 from flintmq.wire.peer import Identity, Purpose
@@ -108,6 +109,7 @@ class Agent:
         on_ready: called with a topic and the partitions of it that can be read here from now on; None: some of it
             can be read no longer.
         change_meta: puts another state of a topic into force.
+        room: for the files of replicas.
         own_topics: that are this node's alone.
         makes_topics: whether topics that publishing and subscribing make are the cluster's.
         are_created: whether publishing and subscribing make topics at all.
@@ -134,6 +136,7 @@ class Agent:
         clients: Clients,
         on_ready: OnReady,
         change_meta: Callable[[Topic, TopicMeta], bool],
+        room: FileRoom,
         own_topics: frozenset[str] = frozenset(),
         makes_topics: bool = True,
         are_created: bool = True,
@@ -195,7 +198,7 @@ class Agent:
         )
         self._settling = Settling(
             clock, lambda: self._record, view, table, self._replicas, self.leaders, self._followings, self._damaged,
-            Endings(keys, view, store, self._due, self._tasks), self.alone, self._due, engine.schedule,
+            Endings(keys, view, store, self._due, self._tasks), self.alone, self._due, engine.schedule, room,
         )  # fmt: skip
         self._room = DiskRoom(broker.free_bytes, lambda: broker.write_error, self._room_changed)
         self.admission = Admission(broker, node_id, view, table, self.serving, self._room)

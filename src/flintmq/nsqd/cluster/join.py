@@ -15,11 +15,13 @@ from flintmq.cluster.state import NodeRecord
 from flintmq.env import Env
 from flintmq.errors import OptionError
 from flintmq.net.cluster_store import store_of
+from flintmq.net.descriptors import logs_max
 from flintmq.nsqd.client import Clients
 from flintmq.nsqd.cluster.agent import Agent
 from flintmq.nsqd.cluster.peer_tls import PeerFiles, PeerTls
 from flintmq.nsqd.cluster.readiness import OnReady
 from flintmq.nsqd.engine import Engine
+from flintmq.nsqd.file_room import FileRoom
 from flintmq.nsqd.identity import Identity
 from flintmq.nsqd.options import NsqdOptions
 from flintmq.storage import Files, node_id
@@ -40,6 +42,7 @@ async def new_agent(
     clients: Clients,
     on_ready: OnReady,
     change_meta: Callable[[Topic, TopicMeta], bool],
+    room: FileRoom,
 ) -> Agent:
     """Return this node's part in the cluster that its options name; it begins with :meth:`Agent.start`.
 
@@ -71,6 +74,7 @@ async def new_agent(
         clients,
         on_ready,
         change_meta,
+        room,
         own_topics=frozenset((options.trace_topic,)),
         makes_topics=options.auto_create == "cluster",
         are_created=options.auto_create_topics,
@@ -94,6 +98,7 @@ def record_of(options: NsqdOptions, identity: Identity) -> NodeRecord:
         host_id=_machine_id(),
         zone=options.topology_zone,
         number=identity.node_id,
+        copies_max=logs_max(),
     )
 
 

@@ -28,6 +28,7 @@ from flintmq.nsqd.cluster.followings import Followings
 from flintmq.nsqd.cluster.leaders import Leaders
 from flintmq.nsqd.cluster.roles import Here, Role, role_of
 from flintmq.nsqd.cluster.table import Copy, Table
+from flintmq.nsqd.file_room import FileRoom
 from flintmq.storage import CutsCommitted
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class Settling:
         me: the record of this node; None: it has not begun.
         due: calls :meth:`settle` back.
         schedule: has the turn ended.
+        room: for the files of replicas.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Settling:
         alone: Alone,
         due: Due,
         schedule: Callable[[], None],
+        room: FileRoom,
     ) -> None:
         self._clock = clock
         self._me = me
@@ -73,6 +76,7 @@ class Settling:
         self._alone = alone
         self._due = due
         self._schedule = schedule
+        self._room = room
         self._to_sweep: list[Copy] = []
         self._sweep_count = 0
 
@@ -125,6 +129,7 @@ class Settling:
             self._due.ended(copy, error, "making a replica")
 
         try:
+            self._room.take("replica of topic", topic, 1)
             self._replicas.create(topic, number, state.topic_number, state.log_id, record.meta, done)
         except FlintError:
             self._table.remove(copy)

@@ -24,6 +24,7 @@ from flintmq.errors import StorageError
 from flintmq.nsqd.cluster.agent import Agent
 from flintmq.nsqd.cluster.rounds import SLICE_COUNT
 from flintmq.nsqd.cluster.settling import SWEEP_TICKS
+from flintmq.nsqd.file_room import FileRoom
 from flintmq.storage import CutsCommitted
 from flintmq.wire.peer import CutTo, Open, Refusal
 
@@ -91,8 +92,9 @@ class Case:
         env: Any = SimpleNamespace(clock=SimpleNamespace(monotonic_ns=lambda: self.clock_ns), random=random.Random(1))
         files: Any = SimpleNamespace(boot_id=lambda: "boot a")
         self.agent: Any = Agent(
-            env, engine, self.store, KEYS, "a", files, b"", clients, self._became_ready, lambda topic, meta: True
-        )
+            env, engine, self.store, KEYS, "a", files, b"", clients, self._became_ready, lambda topic, meta: True,
+            FileRoom(env.clock, lambda: 0),
+        )  # fmt: skip
         link = SimpleNamespace(add=lambda leading: None, remove=lambda topic, number: None)
         peers: Any = SimpleNamespace(link=lambda node: link, links=list, nodes_changed=lambda: None)
         self.agent._peers = self.agent.leaders._peers = peers

@@ -90,7 +90,7 @@ async def test_files_for_tls_are_read(option: str, tmp_path: Path) -> None:
 
 async def _join(options: NsqdOptions) -> None:
     nothing: Any = None
-    await new_agent(Env(), World().files, options, nothing, nothing, nothing, nothing)
+    await new_agent(Env(), World().files, options, nothing, nothing, nothing, nothing, nothing)
 
 
 def test_a_node_of_no_cluster_loads_nothing_of_one() -> None:
