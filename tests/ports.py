@@ -1,4 +1,4 @@
-"""Ports that a daemon keeps over its restarts."""
+"""Ports that a daemon keeps over its restarts, and which families of addresses there are."""
 
 from __future__ import annotations
 
@@ -14,3 +14,12 @@ def reserved_port() -> socket.socket:
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     reserved.bind(("127.0.0.1", 0))
     return reserved
+
+
+def has_ipv6() -> bool:
+    """Whether this machine has the loopback address of IPv6."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True

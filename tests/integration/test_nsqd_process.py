@@ -7,6 +7,7 @@ Source: NSQ's TCP protocol, NSQ's options, NSQ's data files.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import random
 import re
@@ -39,6 +40,7 @@ from tests.integration.daemons import (
     wait_until,
 )
 from tests.integration.load import Numbers, Publisher, check, drain
+from tests.ports import has_ipv6
 
 LOG_LINE = re.compile(
     r"\[nsqd\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} (?:DEBUG|INFO|WARNING|ERROR|FATAL): \S.*", re.ASCII
@@ -156,6 +158,24 @@ def test_a_port_that_is_taken(daemons: Daemons, nsqd: Nsqd):
 
 
 # -- restart -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "[::]"])
+def test_all_interfaces_are_those_of_either_family_for_every_daemon(daemons: Daemons, host: str):
+    """As with NSQ, whose default address is that of IPv4's."""
+    both = (f"--tcp-address={host}:0", f"--http-address={host}:0")
+    nsqlookupd = daemons.nsqlookupd(*both)
+    nsqd = daemons.nsqd(*both, f"--lookupd-tcp-address=[::1]:{nsqlookupd.tcp[1]}")
+    nsqadmin = daemons.nsqadmin(both[1], f"--lookupd-http-address=[::1]:{nsqlookupd.http[1]}")
+    for place in ("127.0.0.1", "::1"):
+        for daemon in (nsqd, nsqlookupd, nsqadmin):
+            connection = http.client.HTTPConnection(place, daemon.http[1], timeout=30)
+            connection.request("GET", "/ping")
+            assert connection.getresponse().read() == b"OK"
+            connection.close()
+        for port in (nsqd.tcp[1], nsqlookupd.tcp[1]):
+            socket.create_connection((place, port), timeout=30).close()
 
 
 def test_a_clean_restart_loses_and_repeats_nothing(daemons: Daemons):

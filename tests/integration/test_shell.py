@@ -10,7 +10,6 @@ import pty
 import re
 import select
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from tests.integration.auth_server import SECRET, AuthServer
 from tests.integration.daemons import PATIENCE_S, SOURCES, Daemons, Nsqd, Nsqlookupd, req, wait_until
 from tests.integration.flavours import address_of
 from tests.integration.utilities import Process
+from tests.ports import has_ipv6
 
 from flintmq import cli
 from flintmq.tools.shell import start
@@ -606,13 +606,10 @@ def registered(shared: Daemons, nsqlookupd: Nsqlookupd, topic: str, host: str, *
     return nsqd
 
 
+@pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
 def test_an_nsqd_with_an_ipv6_address_is_asked_as_the_others_are(
     here: Here, asks_lookupd: Nsqlookupd, shared: Daemons, topic: str
 ):
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        pytest.skip("no IPv6 here")
     nsqds = [
         registered(shared, asks_lookupd, topic, "127.0.0.1"),
         registered(shared, asks_lookupd, topic, "::1", "--tcp-address=[::1]:0", "--http-address=[::1]:0"),

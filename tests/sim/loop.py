@@ -1115,6 +1115,8 @@ class SimServer(asyncio.AbstractServer):
         self._is_closed = False
         self._waiters: list[asyncio.Future[None]] = []
         node = process.node
+        if any(":" in host for host in hosts):  # its machines have no IPv6
+            raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL), *hosts[:1])
         addresses = [node.network.address_of(host) for host in hosts]
         for address in addresses:
             if address not in ("0.0.0.0", "127.0.0.1", node.address):

@@ -6,6 +6,8 @@ import argparse
 import asyncio
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -17,6 +19,15 @@ from flintmq.tools.shell.stats import ChannelRow, rows_of
 from flintmq.tools.tables import table
 
 
+@pytest.fixture
+def zone_of_machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("TZ", request.param)
+    time.tzset()
+    yield request.param
+    monkeypatch.undo()
+    time.tzset()
+
+
 @pytest.mark.parametrize(
     ("text", "kind", "number"),
     [
@@ -25,17 +36,32 @@ from flintmq.tools.tables import table
         ("1h30m", "ago", 5_400_000_000_000),
         ("2026-01-31T12:00Z", "time", 1_769_860_800_000_000_000),
         ("2026-01-31T13:00+01:00", "time", 1_769_860_800_000_000_000),
+        ("2026-01-31T12:00:00.000001", "time", 1_769_860_800_000_001_000),
         ("offset:7", "offset", 7),
         ("count:0", "count", 0),
     ],
 )
-def test_places(text: str, kind: str, number: int):
+@pytest.mark.parametrize("zone_of_machine", ["UTC", "America/New_York"], indirect=True)
+def test_places(zone_of_machine: str, text: str, kind: str, number: int):
     assert arguments.place(text) == arguments.Place(kind, number, text)
 
 
-@pytest.mark.parametrize("text", ["", "yesterday", "offset:x", "offset:-1", "2026-13-01"])
-def test_no_places(text: str):
-    with pytest.raises(argparse.ArgumentTypeError, match="is no place: beginning, end"):
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "neither a time"),
+        ("yesterday", "neither a time"),
+        ("offset:x", "neither a time"),
+        ("offset:-1", "neither a time"),
+        ("2026-13-01", "neither a time"),
+        ("1969-12-31T23:59Z", "a time before 1970"),
+        ("9999-12-31T23:59:59Z", "after 2262-04-11"),
+        ("99999999h", "longer than 2562047h"),
+        ("-5m", "how long ago is 0 or more"),
+    ],
+)
+def test_no_places(text: str, why: str):
+    with pytest.raises(argparse.ArgumentTypeError, match=f"is no place: .*{why}.*; there are beginning, end"):
         arguments.place(text)
 
 

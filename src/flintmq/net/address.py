@@ -6,6 +6,7 @@ the path of a unix socket. Source: NSQ's TCP protocol, NSQ's HTTP API.
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import socket
 from collections.abc import Callable
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import asyncio
 
 ALL_INTERFACES = "0.0.0.0"
+_ALL_IPV6 = "::"
 
 
 class ListenFailed(FlintError):
@@ -66,6 +68,21 @@ async def bind_host(host: str, port: int) -> str:
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     ipv4 = [info for info in found if info[0] == socket.AF_INET]
     return str((ipv4 or found)[0][4][0])
+
+
+def all_hosts(host: str) -> tuple[str, ...]:
+    """Return what is listened on for a host: where that is all interfaces of one family, those of the other as well.
+
+    As Go does for ``:port``, ``0.0.0.0:port`` and ``[::]:port``.
+    """
+    if host == ALL_INTERFACES:
+        return ALL_INTERFACES, _ALL_IPV6
+    return (_ALL_IPV6, ALL_INTERFACES) if host == _ALL_IPV6 else (host,)
+
+
+def lacks_family(error: OSError) -> bool:
+    """Whether a listener failed because the machine has no addresses of that family."""
+    return error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
 
 async def connect(factory: Callable[[], asyncio.Protocol], host: str, port: int) -> None:

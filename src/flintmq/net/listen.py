@@ -17,9 +17,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from flintmq.addresses import format_address
-from flintmq.net.address import ListenFailed, bind_host, listening_address, split_address
+from flintmq.net.address import ListenFailed, all_hosts, bind_host, lacks_family, listening_address, split_address
 
 BACKLOG = 4096  # one connection is accepted in a turn; a burst beyond this would wait a second for its next SYN
+_FREE_PORT_TRIES = 16
 _ACCEPTS_PER_TURN = 1
 """The backlog that an event loop is told. asyncio accepts so many in one turn, and where there is no file for a
 connection it goes on failing, and reporting it, as often: with thousands it does nothing else any more."""
@@ -34,18 +35,20 @@ class Listener:
     """One address that is listened on.
 
     Attributes:
+        servers: one, or for all interfaces one of IPv4 and one of IPv6.
         address: the real host and port; None for a unix socket.
         name: the address as people are told: ``ip:port`` or the path.
     """
 
-    server: asyncio.AbstractServer
+    servers: tuple[asyncio.AbstractServer, ...]
     address: tuple[str, int] | None
     name: str
     file_id: tuple[int, int] | None = None
 
     def close(self) -> None:
         """Accept nothing more, and remove the file of a unix socket unless it is somebody else's by now."""
-        self.server.close()
+        for server in self.servers:
+            server.close()
         if self.address is None and self.file_id == _file_id(self.name):
             with contextlib.suppress(OSError):
                 os.unlink(self.name)
@@ -53,6 +56,9 @@ class Listener:
 
 async def listen(new_protocol: _NewProtocol, text: str) -> Listener:
     """Listen on ``host:port``, or on a unix socket for anything else.
+
+    All interfaces are those of IPv4 and of IPv6, whichever is written, as with NSQ; of a machine that has one family
+    alone, those of that.
 
     Raises:
         ListenFailed: it cannot be listened on.
@@ -63,18 +69,48 @@ async def listen(new_protocol: _NewProtocol, text: str) -> Listener:
         if address is None:
             if await _is_answered(loop, text):
                 raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
-            server: asyncio.AbstractServer = await loop.create_unix_server(
-                new_protocol, text, backlog=_ACCEPTS_PER_TURN
-            )
-            _widen(server)
-            return Listener(server, None, text, _file_id(text))
-        host = await bind_host(*address)
-        server = await loop.create_server(new_protocol, host, address[1], backlog=_ACCEPTS_PER_TURN)
-        _widen(server)
+            on_path = await loop.create_unix_server(new_protocol, text, backlog=_ACCEPTS_PER_TURN)
+            _widen(on_path)
+            return Listener((on_path,), None, text, _file_id(text))
+        host, port = await bind_host(*address), address[1]
+        for tries_left in reversed(range(_FREE_PORT_TRIES)):
+            try:
+                servers, bound = await _listen_on(loop, new_protocol, all_hosts(host), port)
+                break
+            except OSError as error:  # perhaps a port that was free of one family alone
+                if port or error.errno != errno.EADDRINUSE or not tries_left:
+                    raise
     except (OSError, OverflowError) as error:
         raise ListenFailed(text, getattr(error, "strerror", None) or str(error)) from error
-    bound = listening_address(server, host, address[1])
-    return Listener(server, bound, format_address(*bound))
+    return Listener(tuple(servers), bound, format_address(*bound))
+
+
+async def _listen_on(
+    loop: asyncio.AbstractEventLoop, new_protocol: _NewProtocol, hosts: tuple[str, ...], port: int
+) -> tuple[list[asyncio.AbstractServer], tuple[str, int]]:
+    """Listen on one port of all hosts, but for those of a family that the machine has not."""
+    servers: list[asyncio.AbstractServer] = []
+    bound, failed = (hosts[0], port), None
+    try:
+        for host in hosts:
+            try:
+                server = await loop.create_server(new_protocol, host, bound[1], backlog=_ACCEPTS_PER_TURN)
+            except OSError as error:
+                if not lacks_family(error):
+                    raise
+                failed = failed or error
+                continue
+            if not servers:
+                bound = listening_address(server, host, port)
+            servers.append(server)
+            _widen(server)
+    except BaseException:
+        for each in servers:
+            each.close()
+        raise
+    if failed is not None and not servers:
+        raise failed
+    return servers, bound
 
 
 def _widen(server: asyncio.AbstractServer) -> None:

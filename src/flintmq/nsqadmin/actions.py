@@ -17,9 +17,7 @@ Source: NSQ's HTTP API, NSQ's nsqlookupd.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Iterable
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -32,7 +30,6 @@ from flintmq.client.admin.results import PeekedMessage, StoredMessage
 from flintmq.client.core.dead_letters import headers_before
 from flintmq.client.core.start import StartAt
 from flintmq.env import Env
-from flintmq.errors import OptionError
 from flintmq.names import is_valid_name
 from flintmq.nsqadmin import daemons
 from flintmq.nsqadmin.access import Visitor
@@ -44,7 +41,7 @@ from flintmq.nsqadmin.notify import Notification, Notifier
 from flintmq.nsqadmin.snapshots import Snapshot
 from flintmq.nsqadmin.upstream import NotAnswered, Upstream
 from flintmq.nsqadmin.views import DoneView, Missing
-from flintmq.options import SECOND, parse_duration_ns
+from flintmq.options import SECOND, parse_moment
 from flintmq.topic_meta import PARTITION_NUM_MAX, REPLICATOR_MAX
 
 RETENTION_DAYS_MAX = 3650
@@ -880,9 +877,6 @@ def read_number(name: str, text: str, minimum: int, maximum: int) -> int:
     return int(text)
 
 
-_DURATION = re.compile(r"[0-9.]+(ns|us|µs|ms|s|m|h)([0-9.]+(ns|us|µs|ms|s|m|h))*")
-
-
 def read_start(when: str) -> StartAt:
     """Read where a channel is to go on.
 
@@ -890,16 +884,13 @@ def read_start(when: str) -> StartAt:
         Refused: it is no place.
     """
     text = when.strip()
+    if text in ("beginning", "end"):
+        return text  # type: ignore[return-value]
     try:
-        if text in ("beginning", "end"):
-            return text  # type: ignore[return-value]
-        if _DURATION.fullmatch(text):
-            return timedelta(microseconds=parse_duration_ns(text) / 1000)
-        found = datetime.fromisoformat(text)
-        return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
-    except (ValueError, OverflowError, OptionError):
+        return parse_moment(text)
+    except ValueError as error:
         allowed = "beginning, end, a time as 2026-11-23T14:00:00Z (UTC without a zone), or a duration as 1h30m (ago)"
-        raise Refused(400, f"{text[:64]!r} is no place in a channel: {allowed}") from None
+        raise Refused(400, f"{text[:64]!r} is no place in a channel: {error}; allowed are {allowed}") from None
 
 
 __all__ = ["Actions", "Outcome", "change_order", "expand_order", "move_order", "read_start"]

@@ -23,7 +23,7 @@ from flintmq.clock import Clock
 from flintmq.env import Env
 from flintmq.errors import FlintError
 from flintmq.net import early_stop, supervisor
-from flintmq.net.address import ListenFailed, bind_host, split_address
+from flintmq.net.address import ListenFailed, all_hosts, bind_host, lacks_family, split_address
 from flintmq.net.listen import BACKLOG
 from flintmq.net.log import announce, configure
 from flintmq.net.loop import end_undisturbed, loop_factory
@@ -179,13 +179,13 @@ class Nsqadmin:
         sockets: list[socket.socket] = []
         try:
             if self._options.http_address:
-                sockets.append(await _listen(self._options.http_address))
+                sockets += await _listen(self._options.http_address)
                 self.http_address = sockets[0].getsockname()[:2]
             if context is not None:
                 secured = await _listen(self._options.https_address)
-                sockets.append(secured)
-                self.https_address = secured.getsockname()[:2]
-                self._server.secured[secured] = context
+                sockets += secured
+                self.https_address = secured[0].getsockname()[:2]
+                self._server.secured.update(dict.fromkeys(secured, context))
         except ListenFailed:
             for each in sockets:
                 each.close()
@@ -234,23 +234,44 @@ def _tls(options: NsqadminOptions) -> ServerTls | None:
     return ServerTls(options.tls_cert, options.tls_key, policy, authorities, options.tls_min_version)
 
 
-async def _listen(text: str) -> socket.socket:
+async def _listen(text: str) -> list[socket.socket]:
+    """Listen on ``host:port``; all interfaces are those of IPv4 and of IPv6, as with the other daemons."""
     address = split_address(text)
     assert address is not None  # the table has checked it
+    found: list[socket.socket] = []
     try:
-        host = await bind_host(*address)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind((host, address[1]))
-            listening.listen(BACKLOG)
-            listening.setblocking(False)
-        except BaseException:
-            listening.close()
-            raise
+        host, port = await bind_host(*address), address[1]
+        failed: OSError | None = None
+        for each in all_hosts(host):
+            try:
+                found.append(_listening(each, port))
+            except OSError as error:
+                if not lacks_family(error):
+                    raise
+                failed = failed or error
+            else:
+                port = found[0].getsockname()[1]
+        if failed is not None and not found:
+            raise failed
     except (OSError, OverflowError) as error:
+        for listening in found:
+            listening.close()
         raise ListenFailed(text, getattr(error, "strerror", None) or str(error)) from error
+    return found
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if listening.family == socket.AF_INET6:
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listening.bind((host, port))
+        listening.listen(BACKLOG)
+        listening.setblocking(False)
+    except BaseException:
+        listening.close()
+        raise
     return listening
 
 

@@ -12,6 +12,7 @@ from flintmq.options.kinds import Address, Choice, Duration, Integer, Items, Num
 from flintmq.options.render import example_file, help_text, reference_page, show_config
 from flintmq.options.resolve import Resolved, nearest, resolve
 from flintmq.options.table import Options, Row, StartRefused, option, rows
+from flintmq.options.times import nanoseconds_of, parse_moment
 
 __all__ = [
     "Address",
@@ -35,9 +36,11 @@ __all__ = [
     "example_file",
     "format_duration",
     "help_text",
+    "nanoseconds_of",
     "nearest",
     "option",
     "parse_duration_ns",
+    "parse_moment",
     "read_command",
     "reference_page",
     "resolve",

@@ -20,7 +20,7 @@ import msgspec
 
 from flintmq.client.core.start import BEGINNING, END, Start, StartAt
 from flintmq.errors import OptionError, UsageError
-from flintmq.options import nearest, parse_duration_ns
+from flintmq.options import nearest, parse_duration_ns, parse_moment
 from flintmq.sync import ConnectionOptions, LookupdAdmin, NsqdAdmin
 from flintmq.tools.secret import secret_of
 from flintmq.tools.shell.arguments import NSQD_TCP_PORT, VARIABLES, Parser, split_host
@@ -29,7 +29,10 @@ PROGRAM = "flintmq admin"
 TOKEN_VARIABLE = "FLINTMQ_ADMIN_TOKEN"
 _NS_PER_S = 1_000_000_000
 _NSQD, _LOOKUPD = "127.0.0.1:4151", "127.0.0.1:4161"
-_START = "beginning, end, offset:<bytes>, count:<messages>, 2026-01-31T12:00Z, or how long ago, such as 1h30m"
+_START = (
+    "beginning, end, offset:<bytes>, count:<messages>, 2026-01-31T12:00Z (UTC without a zone), or how long ago, such "
+    "as 1h30m"
+)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -250,13 +253,9 @@ def _start(text: str) -> StartAt:
     if separator and kind in ("offset", "count") and number.isascii() and number.isdigit():
         return Start.offset(int(number)) if kind == "offset" else Start.count(int(number))
     try:
-        return timedelta(seconds=parse_duration_ns(text) / _NS_PER_S)
-    except ValueError:
-        pass  # then it is a date, or nothing
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"it must be {_START}") from None
+        return parse_moment(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}; there are {_START}") from None
 
 
 def shown_token(given: argparse.Namespace) -> str | None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 from pathlib import Path
 
 import pytest
+import uvloop
+from tests.ports import has_ipv6
 
 from flintmq.net.address import ListenFailed
 from flintmq.net.listen import Listener, listen
@@ -42,10 +45,60 @@ async def test_tcp(host):
         await greeting(listener)
 
 
-async def test_every_interface():
+@pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
+@pytest.mark.parametrize(("host", "shown"), [("", "0.0.0.0"), ("0.0.0.0", "0.0.0.0"), ("[::]", "::")])
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_every_interface_is_that_of_either_family(new_loop, host, shown):
+    async def ask() -> None:
+        listener = await listen(Echo, f"{host}:0")
+        assert listener.address is not None
+        assert listener.address[0] == shown
+        port = listener.address[1]
+        for place in ("127.0.0.1", "::1"):
+            reader, writer = await asyncio.open_connection(place, port)
+            assert await reader.read() == b"hello"
+            writer.close()
+        with pytest.raises(ListenFailed, match="in use"):
+            await listen(Echo, f"{host}:{port}")
+        listener.close()
+        for place in ("127.0.0.1", "::1"):
+            with pytest.raises(OSError):
+                await asyncio.open_connection(place, port)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(ask())
+
+
+@pytest.mark.parametrize("lacking", ["0.0.0.0", "::"])
+async def test_every_interface_where_there_is_one_family(lacking, monkeypatch):
+    loop = asyncio.get_running_loop()
+    create_server = loop.create_server
+
+    async def create(new_protocol, host, *args, **options):
+        if host == lacking:
+            raise OSError(errno.EADDRNOTAVAIL, "no address")
+        return await create_server(new_protocol, host, *args, **options)
+
+    monkeypatch.setattr(loop, "create_server", create)
     listener = await listen(Echo, ":0")
     assert listener.address is not None
-    assert listener.address[0] == "0.0.0.0"
+    assert listener.address[0] == ({"0.0.0.0", "::"} - {lacking}).pop()
+    listener.close()
+
+
+async def test_a_free_port_is_free_of_both_families(monkeypatch):
+    loop = asyncio.get_running_loop()
+    create_server, refused = loop.create_server, list[int]()
+
+    async def create(new_protocol, host, port, **options):
+        if host == "::" and len(refused) < 3:
+            refused.append(port)
+            raise OSError(errno.EADDRINUSE, "in use")
+        return await create_server(new_protocol, host, port, **options)
+
+    monkeypatch.setattr(loop, "create_server", create)
+    listener = await listen(Echo, ":0")
+    assert len(refused) == 3 and len(listener.servers) == 2
     listener.close()
 
 

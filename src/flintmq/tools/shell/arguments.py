@@ -13,16 +13,16 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import NoReturn
 
 from flintmq.errors import OptionError, UsageError
-from flintmq.options import nearest, parse_duration_ns
+from flintmq.options import nanoseconds_of, nearest, parse_duration_ns, parse_moment
 
 NS_PER_S = 1_000_000_000
 HOST = "127.0.0.1"
 NSQD_TCP_PORT, LOOKUPD_HTTP_PORT = 4150, 4161
-PLACE = "beginning, end, a time such as 2026-01-31T12:00Z, or how long ago, such as 1h30m"
+PLACE = "beginning, end, a time such as 2026-01-31T12:00Z (UTC without a zone), or how long ago, such as 1h30m"
 
 VARIABLES: Mapping[str, str] = {
     "nsqd": "FLINTMQ_NSQD",
@@ -75,16 +75,12 @@ def place(text: str) -> Place:
     if colon and kind in ("offset", "count") and re.fullmatch("[0-9]{1,18}", number):
         return Place(kind, int(number), text)
     try:
-        return Place("ago", max(0, parse_duration_ns(text)), text)
-    except ValueError:
-        pass  # then it is a time, or nothing
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no place: {PLACE}") from None
-    if at.tzinfo is None:
-        at = at.astimezone()  # of this machine, as date(1) writes it
-    return Place("time", round(at.timestamp() * NS_PER_S), text)
+        moment = parse_moment(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no place: {error}; there are {PLACE}") from None
+    if isinstance(moment, timedelta):
+        return Place("ago", moment // timedelta(microseconds=1) * 1000, text)
+    return Place("time", nanoseconds_of(moment), text)
 
 
 def duration(text: str) -> timedelta:
