@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,43 @@ format = "parquet"
 options = {{ path = "{directory}/late" }}
 """
 
+EMPTY = """
+name = "empty"
+checkpoint = "{directory}/checkpoint"
+
+[[source]]
+name = "flights"
+format = "json"
+stream = false
+schema = "carrier string"
+options = {{ path = "{directory}/flights" }}
+
+[[source]]
+name = "names"
+format = "parquet"
+stream = false
+options = {{ path = "{directory}/names" }}
+
+[[step]]
+name = "joined"
+sql = "SELECT names.name FROM flights {how} names ON flights.carrier = names.carrier"
+
+[[rule]]
+name = "has a carrier"
+of = "flights"
+expect = "carrier IS NOT NULL"
+
+[[rule]]
+name = "has a name"
+of = "names"
+expect = "name IS NOT NULL"
+
+[[sink]]
+from = "joined"
+format = "parquet"
+options = {{ path = "{directory}/out" }}
+"""
+
 STEPS = """
 from pyspark.sql import functions
 
@@ -186,6 +224,52 @@ def test_topics_as_a_batch(plan, spark, nsqd, topic, tmp_path):
 
 @pytest.mark.spark
 @pytest.mark.slow
+@pytest.mark.parametrize("how", ["LEFT JOIN", "JOIN"])
+def test_a_batch_with_a_view_that_is_empty(spark, tmp_path, how):
+    """Spark leaves out what is empty, with the rule of it: that is no reason to fail when the rows are written."""
+    (tmp_path / "flights").mkdir()
+    (tmp_path / "flights" / "1.json").write_text('{"carrier": "a"}\n{"carrier": "b"}\n')
+    spark.createDataFrame([], "carrier string, name string").write.parquet(str(tmp_path / "names"))
+    path = tmp_path / "plan.toml"
+    path.write_text(EMPTY.format(directory=tmp_path, how=how))
+    (build,) = flow._checked(read_plan(path), spark)
+    rows = 2 if how == "LEFT JOIN" else 0
+    assert next(build.show()) == f"joined (parquet) would get {rows} rows:"
+    for times in (1, 2):
+        done = run_plan(path, spark=spark)
+        assert (done.written, set(done.broken.values())) == ({"joined": rows}, {0})
+        assert spark.read.schema("name string").parquet(str(tmp_path / "out")).count() == times * rows
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_figures_that_spark_does_not_tell_are_no_failure(spark, tmp_path, monkeypatch, caplog):
+    """What was written is written: a run that failed then would be started again, and write it twice."""
+    (tmp_path / "flights").mkdir()
+    (tmp_path / "flights" / "1.json").write_text('{"carrier": "a"}\n')
+    spark.createDataFrame([("a", "A")], "carrier string, name string").write.parquet(str(tmp_path / "names"))
+    path = tmp_path / "plan.toml"
+    path.write_text(EMPTY.format(directory=tmp_path, how="JOIN"))
+    monkeypatch.setattr(flow, "OBSERVED_WITHIN_S", 0)
+    (build,) = flow._checked(read_plan(path), spark)
+    assert build._observed() == {"rows": {}, "rule_0": {}, "rule_1": {}}, "no action: nothing was observed"
+    assert "sink joined: Spark does not tell of how many rows it got" in caplog.text
+    assert "sink joined: Spark does not tell of rule 'has a name'" in caplog.text
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_plan_in_a_thread_with_the_session_of_another(plan, spark, nsqd, topic):
+    text = plan.read_text().replace("[source.options]", "stream = false\n[source.options]")
+    plan.write_text(text)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(run_plan, plan, spark=spark).result().written == {"shouted": 64, "out": 64}
+        active = pool.submit(type(spark).getActiveSession).result()
+    assert active is None, "the thread is as it was"
+
+
+@pytest.mark.spark
+@pytest.mark.slow
 def test_a_dry_run_shows_and_writes_nothing(plan, spark, tmp_path):
     found = [line for sink in read_plan(plan).sinks for line in flow._Build(read_plan(plan), spark, sink, 20).show()]
     assert found[0] == "shouted (parquet) would get 14 rows:"
@@ -226,6 +310,7 @@ def test_a_dry_run_of_some_of_many_messages_is_quiet(plan, nsqd, topic):
         ('path = "', 'paths = "', "[sink.options]", "format parquet needs the option path"),
         ('path = "', 'compression = "zsttd"\npath = "', 'format = "parquet"', "codec zsttd is not available"),
         ('format = "parquet"', 'format = "text"', 'format = "text"', "only a single column"),
+        ('format = "parquet"', 'format = "memory"', 'format = "memory"', "goes on from no checkpoint"),
         ('/checkpoint"', '/steps.py"', "checkpoint =", "steps.py is a file; name a directory"),
         ('name = "out"', 'name = "out"\nmode = "update"', "mode =", "a topic can only be appended to"),
         ('name = "out"', 'name = "out"\nmode = "complete"', "mode =", "a topic can only be appended to"),

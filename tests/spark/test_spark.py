@@ -7,6 +7,7 @@ import re
 import time
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.spark.processes import NsqdProcess, assert_each_once, numbered
 from flintmq.pipeline.archive import archive as archive_to
 from flintmq.pipeline.lag import lag
 from flintmq.spark.schema import COLUMNS
-from flintmq.spark.session import session
+from flintmq.spark.session import activate, session
 from flintmq.spark.session_settings import settings
 from flintmq.spark.watch import QueryWatch, watch
 
@@ -177,14 +178,79 @@ def test_ranges_times_and_filters(spark, nsqd, source, topic):
     assert sorted(map(int, bodies(source(spark.read, startingTimestamp=between_ms).load()))) == list(range(500, 1000))
     assert sorted(map(int, bodies(source(spark.read, endingTimestamp=between_ms).load()))) == list(range(500))
 
-    for pushdown in ("true", "false"):
-        frame = source(spark.read, pushdown=pushdown, maxMessagesPerTask=100).load()
-        some = frame.where(f"offset > 990 AND topic = '{topic}' AND nsqd = '{nsqd.address}'")
-        assert sorted(map(int, bodies(some))) == list(range(990, 1000))
-        assert bodies(frame.where("topic = 'another'")) == []
-        late = frame.where(f"timestamp >= timestamp_micros({between_us})")
-        assert sorted(map(int, bodies(late))) == list(range(500, 1000))
-        assert some.rdd.getNumPartitions() == (1 if pushdown == "true" else 10)
+    frame = source(spark.read, maxMessagesPerTask=100).load()
+    some = frame.where(f"offset > 990 AND topic = '{topic}' AND nsqd = '{nsqd.address}'")
+    assert sorted(map(int, bodies(some))) == list(range(990, 1000))
+    assert bodies(frame.where("topic = 'another'")) == []
+    late = frame.where(f"timestamp >= timestamp_micros({between_us})")
+    assert sorted(map(int, bodies(late))) == list(range(500, 1000))
+    assert some.rdd.getNumPartitions() == 10
+
+
+@pytest.mark.parametrize("is_pushed", [False, True])
+def test_one_frame_with_several_filters(spark, nsqd, source, topic, is_pushed):
+    """Spark plans once what it reads for a frame: what one filter leaves out must be there for all the others."""
+    nsqd.publish(topic, numbered(0, 100))
+    setting = "spark.sql.python.filterPushdown.enabled"
+    before = spark.conf.get(setting)
+    spark.conf.set(setting, str(is_pushed).lower())
+    try:
+        frame = source(spark.read).load()
+        first, second = frame.where("offset <= 7"), frame.where("offset BETWEEN 51 AND 60")
+        assert (first.count(), second.count(), frame.count(), first.count()) == (7, 10, 100, 7)
+        assert sorted(row.offset for row in first.union(second).collect()) == [*range(1, 8), *range(51, 61)]
+        fresh = source(spark.read).load()
+        assert fresh.where("offset <= 7").union(fresh.where("offset BETWEEN 51 AND 60")).count() == 17
+    finally:
+        spark.conf.set(setting, before)
+
+
+def test_a_frame_stays_at_the_end_of_its_first_action(spark, nsqd, source, topic):
+    """Filters included: in a session of ours Spark does not plan anew for them."""
+    nsqd.publish(topic, numbered(0, 100))
+    frame = source(spark.read).load()
+    assert frame.count() == 100
+    nsqd.publish(topic, numbered(100, 110))
+    assert (frame.where("offset > 100").count(), frame.count(), source(spark.read).load().count()) == (0, 100, 110)
+
+
+def test_a_table_of_the_catalog_is_refused_and_a_view_is_none(spark, nsqd, source, topic):
+    nsqd.publish(topic, numbered(0, 5))
+    using = f"USING nsq OPTIONS (nsqd '{nsqd.address}', topic '{topic}')"
+    with pytest.raises(AnalysisException, match=r"Spark's catalog keeps no options.*CREATE TEMPORARY VIEW"):
+        spark.sql(f"CREATE TABLE no_table {using}")
+    try:
+        spark.sql(f"CREATE TABLE no_table (offset bigint) {using}")  # Spark asks nobody for the columns
+        with pytest.raises(AnalysisException, match=r"Spark's catalog keeps no options.*CREATE TEMPORARY VIEW"):
+            spark.sql("SELECT count(*) FROM no_table").collect()
+    finally:
+        spark.sql("DROP TABLE IF EXISTS no_table")
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW a_view {using}")
+    assert spark.sql("SELECT count(*) AS n FROM a_view").first().n == 5
+
+
+def test_a_thread_writes_with_the_session_of_another(spark, nsqd, source, topic, tmp_path):
+    """Spark looks for sinks in Python in the active session, which is each thread's own."""
+
+    def write() -> None:
+        rows = spark.range(3).selectExpr("cast(id AS string) AS body")
+        source(rows.write).mode("append").save()
+        nsqd.publish(f"{topic}-in", numbered(3, 5))
+        stream = source(spark.readStream, topic=f"{topic}-in").load().select("body").writeStream
+        run(source(stream.option("checkpointLocation", str(tmp_path))).trigger(availableNow=True).start())
+
+    def in_a_thread(*calls: Callable[[], object]) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(lambda: [call() for call in calls]).result()
+
+    with pytest.raises(Exception, match="DATA_SOURCE_NOT_FOUND"):
+        in_a_thread(write)
+    in_a_thread(partial(activate, spark), write)
+    assert sorted(map(int, bodies(source(spark.read).load()))) == list(range(5))
+    same: list[object] = []
+    in_a_thread(lambda: same.append(session("tests")), lambda: source(spark.range(1).selectExpr("'5' AS body").write)
+                .mode("append").save())  # fmt: skip
+    assert same == [spark] and source(spark.read).load().count() == 6
 
 
 def test_a_limit_stops_reading_early(spark, nsqd, source, topic):

@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -394,6 +395,30 @@ def test_tail(job: Job, nsqd: NsqdProcess, topic: str):
         job(tail, *flags[:3], "--filter=size > 1")
 
 
+def test_times_of_a_tail_are_utc_wherever_it_runs(
+    job: Job, nsqd: NsqdProcess, topic: str, monkeypatch: pytest.MonkeyPatch
+):
+    at = "2026-11-01T05:30:00.250000Z"  # half past one in New York, for the first time that night
+    nsqd.publish(topic, [b'{"at": "2026-11-01T01:30:00.25-04:00"}'])
+    shown = (
+        "data.at AS at, array(struct(map('k', data.at) AS m)) AS l, to_timestamp_ntz('2026-11-01 01:30:00') AS plain, "
+        "timestamp AS stored"
+    )
+    flags = [f"--topic={topic}", "--schema=at timestamp", f"--select={shown}"]
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        (line,) = job(tail, *flags, "--json")
+        _, told = job(tail, *flags)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    row = json.loads(line)
+    assert (row["at"], row["l"], row["plain"]) == (at, [{"m": {"k": at}}], "2026-11-01T01:30:00")
+    assert abs(datetime.fromisoformat(row["stored"]).timestamp() - time.time()) < SPARK_PATIENCE_S
+    assert told.split("  ")[0] == at
+
+
 def test_tail_of_bodies_that_have_a_field_bad(job: Job, nsqd: NsqdProcess, topic: str):
     nsqd.publish(topic, [b'{"id": 1, "Bad": 7}', b'{"id": "x", "Bad": 8}'])
     lines = job(tail, f"--topic={topic}", "--schema=id bigint, Bad int", "--json")
@@ -442,6 +467,38 @@ def test_a_checkpoint_belongs_to_one(tmp_path: Path):
         claim(tmp_path / "spark")
     with pytest.raises(UsageError, match="local or mounted"):
         claim("hdfs://host/c")
+
+
+def test_a_job_that_publishes_elsewhere_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    def publish(**sink: str) -> str:
+        caplog.clear()
+        with streams.claimed(str(tmp_path / "c"), {"job": "a"}, streams.target_of(sink, headers="true")) as name:
+            assert name == json.loads((tmp_path / "c" / "job.json").read_text())["name"]
+        return caplog.text
+
+    assert publish(nsqd="a:1,b:1") == "" == publish(nsqd="b:1,a:1", topic="t", tls="true")
+    said = publish(lookupd="c:2")
+    assert "lookupd was '' and is 'c:2'; nsqd was 'a:1,b:1' and is ''. What it has read before is not there" in said
+    assert "name another --checkpoint" in said
+    assert publish(lookupd="c:2") == ""
+    path = tmp_path / "c" / "job.json"
+    known = json.loads(path.read_text())
+    assert known.pop("target") == {"lookupd": "c:2", "headers": "true"}
+    path.write_text(json.dumps(known))
+    assert publish(nsqd="d:1") == "", "a release before noted none"
+    assert "nsqd was 'd:1' and is 'e:1'" in publish(nsqd="e:1")
+
+
+def test_a_mirror_to_another_nsqd_with_the_same_checkpoint(
+    job: Job, nsqd: NsqdProcess, topic: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    nsqd.publish(topic, [b"1", b"2"])
+    flags = [f"--topic={topic}", "--prefix=copy-", "--headers=false", f"--checkpoint={tmp_path / 'c'}"]
+    assert job(mirror, *flags) == ["2 messages mirrored"]
+    assert "name another --checkpoint" not in caplog.text
+    port = nsqd.address.rpartition(":")[2]
+    assert job(mirror, *flags, f"--to-nsqd=localhost:{port}") == ["0 messages mirrored"]
+    assert f"nsqd was '{nsqd.address}' and is 'localhost:{port}'" in caplog.text
 
 
 def test_a_micro_batch_that_is_repeated_replaces_its_files(spark: Any, tmp_path: Path):

@@ -57,7 +57,7 @@ AWAY_NS = 300 * SECOND
 
 _NOT_OBEYED = (
     "max_messages_per_trigger", "max_bytes_per_trigger", "min_messages_per_trigger", "max_trigger_delay",
-    "min_partitions", "max_messages_per_task", "driver_read_max_bytes", "nsqd_down_timeout", "pushdown",
+    "min_partitions", "max_messages_per_task", "driver_read_max_bytes", "nsqd_down_timeout",
     "spool_location", "spool_max_bytes", "spool_host", "max_in_flight", "msg_timeout",
 )  # fmt: skip
 _GONE = "no nsqd that is asked has it: the topic was deleted, or its data directory is gone"

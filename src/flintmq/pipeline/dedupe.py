@@ -31,7 +31,15 @@ from flintmq.options import MINUTE, SECOND, Choice, Duration, Items, Switch, Tex
 from flintmq.pipeline.bodies import SchemaFlags, ticked, unused
 from flintmq.pipeline.options import SinkFlags, SourceFlags, StreamFlags, Work
 from flintmq.pipeline.runner import JobFailed, Runner, run_command
-from flintmq.pipeline.streams import Queries, check_expressions, claimed, last_watermark_ms, parsed, read_stream
+from flintmq.pipeline.streams import (
+    Queries,
+    check_expressions,
+    claimed,
+    last_watermark_ms,
+    parsed,
+    read_stream,
+    target_of,
+)
 from flintmq.pipeline.topics import await_topics, targets_of
 from flintmq.spark.lake.table import local_path
 
@@ -108,7 +116,7 @@ def dedupe(options: DedupeOptions, runner: Runner | None = None) -> Deduped:
     }  # fmt: skip
     await_topics(source, wait_s, runner.stop, checkpoint=options.checkpoint, targets=targets)
     with (
-        claimed(options.checkpoint, job) as name,
+        claimed(options.checkpoint, job, target_of(where) if targets else {}) as name,
         runner.session("flintmq-dedupe", options, work) as spark,
     ):
         rows, bad = parsed(read_stream(spark, **source), options)

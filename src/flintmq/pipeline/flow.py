@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +39,7 @@ from flintmq.pipeline.plan_file import (
     Step,
     read_plan,
 )
-from flintmq.pipeline.runner import JobFailed, Runner, one_line, run_command, spark_failures
+from flintmq.pipeline.runner import JobFailed, Runner, one_line, reason, run_command, spark_failures
 from flintmq.pipeline.streams import checkpoint_held, forget_unfinished
 from flintmq.pipeline.topics import Target, await_topics, check_targets, shared_topics
 from flintmq.spark.batch_reader import NsqReader
@@ -60,14 +61,18 @@ SHOWN_WIDTH = 200
 JSON_COLUMN = "json"
 CORRUPT = "_corrupt_record"
 BROKEN = "rule "
+OBSERVED_WITHIN_S = 60
+"""Spark tells what was observed soon after an action has ended, unless its queue of events was full."""
 _ROWS = "rows"
 _OF_STREAMS = ("startingoffsets", "channel", "allowunsafelatest")  # what a look at some rows does without
-_WITHOUT_SOURCE = ("memory",)  # a sink of streams that Spark finds by its name alone
+_MEMORY = "memory"
 _APPEND = "append"
 _RELATIONS = {"StreamingRelationV2": "extraOptions", "DataSourceV2Relation": "options"}
 """Spark's classes of what a plan reads in format nsq, and what each calls its options."""
 _FILES = "org.apache.spark.sql.execution.datasources.v2.FileDataSourceV2"
 _WHAT, _HOW = "What to run", "How"
+
+log = logging.getLogger("flintmq.pipeline")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,7 +344,11 @@ class _Build:
                 from flintmq.spark.sink import check_columns
 
                 check_columns(SinkOptions.parse(sink.options), self.frame.schema)
-            elif sink.format not in _WITHOUT_SOURCE:
+            elif sink.format.lower() == _MEMORY:
+                why = "it is gone with the session, and goes on from no checkpoint"
+                said = f"{_MEMORY} is no sink of a pipeline: {why}; write files, or see rows with run --dry-run"
+                raise plan.error(sink, "format", said)
+            else:
                 self._check_format()
                 self._check_directory()
             if self.is_stream:
@@ -480,7 +489,27 @@ class _Build:
     def _observed(self) -> dict[str, Any]:
         """Return what was observed by an action, of those rules that its rows went through."""
         text = str(self._analyzed().toString())
-        return {name: each.get for name, each in self._observations.items() if f"CollectMetrics {name}," in text}
+        found = {name: each for name, each in self._observations.items() if f"CollectMetrics {name}," in text}
+        return {name: self._figures(name, each) for name, each in found.items()}
+
+    def _figures(self, name: str, observation: Any) -> dict[str, Any]:
+        """Return what an action that has succeeded observed; empty, for 0 rows, where Spark did not have to look.
+
+        It leaves out what it knows to be empty, and with it the observation, for which ``get`` then fails. What was
+        written is written: that Spark does not tell its figures is no failure either, after which it would be written
+        once more.
+        """
+        from py4j.protocol import Py4JJavaError
+
+        concurrent: Any = self._spark.sparkContext._jvm.scala.concurrent  # type: ignore[union-attr]
+        java = observation._jo
+        try:
+            concurrent.Await.ready(java.future(), concurrent.duration.Duration.create(OBSERVED_WITHIN_S, "s"))
+            return observation.get if java.getRow().length() else {}
+        except Py4JJavaError as error:
+            what = f"rule {self._names[name].name!r}" if name in self._names else "how many rows it got"
+            log.warning("sink %s: Spark does not tell of %s: %s", self.sink.name, what, reason(error))
+            return {}
 
     def _analyzed(self) -> Any:
         return self.frame._jdf.queryExecution().analyzed()

@@ -16,7 +16,7 @@ from flintmq.names import is_valid_name
 from flintmq.options import SECOND, Switch, Text, option
 from flintmq.pipeline.options import SinkFlags, SourceFlags, StreamFlags, Work
 from flintmq.pipeline.runner import Runner, run_command
-from flintmq.pipeline.streams import Queries, claimed, read_stream
+from flintmq.pipeline.streams import Queries, claimed, read_stream, target_of
 from flintmq.pipeline.topics import Target, await_topics
 
 HEADERS = {
@@ -86,7 +86,8 @@ def mirror(options: MirrorOptions, runner: Runner | None = None) -> Work:
             "to_topic": options.to_topic,
             "prefix": options.prefix,
         }
-        with claimed(options.checkpoint, job) as name:
+        how = {"headers": str(options.headers).lower(), "keep_partition": str(options.keep_partition).lower()}
+        with claimed(options.checkpoint, job, target_of(sink, **how)) as name:
             frame = read_stream(spark, **source)
             chosen = ["body"]
             if "topic" not in sink:

@@ -16,7 +16,7 @@ from flintmq.options import MINUTE, SECOND, Duration, Repeated, Switch, Text, op
 from flintmq.pipeline.bodies import PLACE, REASON, SchemaFlags, quoted, ticked, unused, with_columns
 from flintmq.pipeline.options import SinkFlags, SourceFlags, StreamFlags, Work
 from flintmq.pipeline.runner import Runner, run_command, spark_failures
-from flintmq.pipeline.streams import COLUMNS, Queries, check_expressions, claimed, read_stream
+from flintmq.pipeline.streams import COLUMNS, Queries, check_expressions, claimed, read_stream, target_of
 from flintmq.pipeline.topics import await_topics, targets_of
 from flintmq.spark.lake.table import local_path
 
@@ -117,7 +117,7 @@ def rollup(options: RollupOptions, runner: Runner | None = None) -> RolledUp:
                 work.more = {"bad": bad.count()}
                 work.rows = rows.count() + work.more["bad"]
             return work
-        with claimed(options.checkpoint, job) as name:
+        with claimed(options.checkpoint, job, target_of(where) if targets else {}) as name:
             rows, bad, at = _timed(read_stream(spark, **source), options)
             found = _aggregated(rows, at, options)
             queries = Queries(options, name)

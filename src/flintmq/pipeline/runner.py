@@ -4,7 +4,8 @@ A job is a function that is given its options and a :class:`Runner`. It tells th
 then whether it is to stop, and has the runner start Spark and wait for queries.
 
 The rules of this file: Ctrl-C and SIGTERM end a job with what it has done, the second one as if this were not there; a
-failure of Spark's is told as one line, as all others are; a session that was handed in is left as it is.
+failure of Spark's is told as one line, as all others are; a session that was handed in is left as it is, and may be
+another thread's.
 
 Signals often come to a whole process group, as from a terminal or timeout(1). A JVM that was started here outlives
 them, until this process has ended its queries and closed the JVM's stdin. timeout(1) signals its child first and the
@@ -126,7 +127,7 @@ class Runner:
             JobFailed: Spark does not start, or ended what was done within.
             SetupError: this machine lacks something Spark needs.
         """
-        from flintmq.spark.session import given_to_spark_submit, session
+        from flintmq.spark.session import activated, given_to_spark_submit, session
 
         spark = self._spark
         is_quiet = False
@@ -149,6 +150,8 @@ class Runner:
         try:
             with ExitStack() as around:
                 around.enter_context(spark_failures())
+                if self._spark is not None:
+                    around.enter_context(activated(spark))
                 if is_quiet:
                     around.enter_context(_without_stacks_of_sql())
                 yield spark

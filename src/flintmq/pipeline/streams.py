@@ -5,7 +5,7 @@
     DIRECTORY/dt=2026-11-23/hour=14/5f3a9c01d2e4b677-0000000012-0003.parquet
                                     job              micro-batch file
     DIRECTORY/.staged/...           what is being written
-    CHECKPOINT/job.json             which job this is, and the name that its files have
+    CHECKPOINT/job.json             which job this is, the name that its files have, and where it publishes
     CHECKPOINT/job.lock             held by the one that runs
     CHECKPOINT/rows/, bad/          the checkpointLocation of each query
 
@@ -60,12 +60,13 @@ class CheckpointError(DirectoryError):
 
 
 @contextmanager
-def claimed(checkpoint: str, job: Mapping[str, str]) -> Iterator[str]:
+def claimed(checkpoint: str, job: Mapping[str, str], target: Mapping[str, str] | None = None) -> Iterator[str]:
     """Hold a checkpoint while a job runs; yields the name that this job has for ever.
 
     Args:
         checkpoint: a local or mounted directory.
         job: what makes it this job: with other values a checkpoint is another job's.
+        target: where it publishes, and how: with other values it goes on, as addresses change, with a warning.
 
     Raises:
         CheckpointError: another job's, or in use, or it cannot be written.
@@ -73,7 +74,7 @@ def claimed(checkpoint: str, job: Mapping[str, str]) -> Iterator[str]:
     """
     directory = local_path(checkpoint, "--checkpoint")
     with checkpoint_held(directory):
-        yield _name(directory, dict(job))
+        yield _name(directory, dict(job), dict(target or {}))
 
 
 def checkpoint_held(checkpoint: Path) -> AbstractContextManager[None]:
@@ -85,26 +86,59 @@ def checkpoint_held(checkpoint: Path) -> AbstractContextManager[None]:
     return held(checkpoint, LOCK, "another job runs with it", CheckpointError)
 
 
-def _name(directory: Path, job: dict[str, str]) -> str:
+def target_of(sink: Mapping[str, str], **more: str) -> dict[str, str]:
+    """Return where a job publishes, as its checkpoint notes it.
+
+    Args:
+        sink: options of format nsq for writing.
+        more: what else makes a difference to what is there.
+    """
+    places = {name: ",".join(sorted(sink[name].split(","))) for name in ("nsqd", "lookupd") if sink.get(name)}
+    return {**places, **more}
+
+
+def _name(directory: Path, job: dict[str, str], target: dict[str, str]) -> str:
     path = directory / JOB
     if path.exists():
         try:
             known = json.loads(path.read_text(encoding="utf-8"))
             before, name = dict(known["job"]), str(known["name"])
+            noted = dict(known.get("target", {}))  # that of a release that noted none says nothing
         except (*UNREADABLE_JSON, KeyError, TypeError, OSError) as error:
             raise CheckpointError(directory, f"job.json cannot be read: {error}") from error
         other = sorted(key for key in before.keys() | job.keys() if before.get(key) != job.get(key))
         if other:
             told = "; ".join(f"{key} was {before.get(key)!r} and is {job.get(key)!r}" for key in other)
             raise CheckpointError(directory, f"it is another job's: {told}. Name another one")
+        if target != noted:
+            if noted:
+                _warn_of_target(directory, noted, target)
+            _note(path, {"job": job, "name": name, "target": target})
         return name
     if any(each.name != LOCK for each in directory.iterdir()):
         raise CheckpointError(directory, "it is not empty, and no job's: name a directory of this job alone")
     name = secrets.token_hex(NAME_BYTES)
-    staged = directory / "job.json.new"
-    staged.write_text(json.dumps({"job": job, "name": name}), encoding="utf-8")
-    replace(staged, path)
+    _note(path, {"job": job, "name": name, "target": target})
     return name
+
+
+def _note(path: Path, known: Mapping[str, Any]) -> None:
+    staged = path.with_name(f"{path.name}.new")
+    staged.write_text(json.dumps(known), encoding="utf-8")
+    replace(staged, path)
+
+
+def _warn_of_target(directory: Path, noted: Mapping[str, str], target: Mapping[str, str]) -> None:
+    told = [
+        f"{name} was {noted.get(name, '')!r} and is {target.get(name, '')!r}"
+        for name in sorted(noted.keys() | target.keys())
+        if noted.get(name) != target.get(name)
+    ]
+    log.warning(
+        "checkpoint %s: it publishes elsewhere, or otherwise, from here on: %s. What it has read before is not there "
+        "unless that is the same place by another name; to publish all of it, name another --checkpoint",
+        directory, "; ".join(told),
+    )  # fmt: skip
 
 
 def forget_unfinished(place: Path) -> None:

@@ -1,7 +1,7 @@
 """``flintmq pipeline tail``: the last messages of topics as the rows that a query would see, then those that come.
 
 The rules of this file: nothing is moved and nothing remembered; what a terminal could be flooded with is bounded, and
-what was left out is said.
+what was left out is said; a time is shown in UTC, and says so.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from flintmq.errors import UsageError
@@ -24,6 +25,7 @@ from flintmq.spark.options import SourceOptions
 from flintmq.spark.survey import Surveyor
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
 ROWS_MAX = 100_000
@@ -114,19 +116,38 @@ class _Printer:
 
     def __call__(self, frame: DataFrame, batch: int = 0) -> None:
         """Print one micro-batch, or all of a batch read."""
-        rows = frame.limit(ROWS_MAX + 1).collect()
+        # collect() would show times in the zone of this process, and not say so
+        found = frame.limit(ROWS_MAX + 1).toArrow()
         if not self._has_head and not self._is_json:
             self._has_head = True
             self._runner.say(", ".join(f"{name} {kind}" for name, kind in frame.dtypes))
-        for row in rows[:ROWS_MAX]:
-            values = row.asDict(recursive=True)
+        for row in found.slice(0, ROWS_MAX).to_pylist():
+            values = {field.name: _plain(row[field.name], field.type) for field in found.schema}
             if self._is_json:
                 self._runner.say(json.dumps(values, default=_told, ensure_ascii=False))
             else:
                 self._runner.say("  ".join(_short(value) for value in values.values()))
-        if len(rows) > ROWS_MAX:
+        if found.num_rows > ROWS_MAX:
             self._runner.say(f"... and more: a look shows at most {ROWS_MAX} rows")
-        self._work.rows += min(len(rows), ROWS_MAX)
+        self._work.rows += min(found.num_rows, ROWS_MAX)
+
+
+def _plain(value: Any, kind: pa.DataType) -> Any:
+    """Return a value of Arrow's with maps as dicts, and with times as text: in UTC, unless they have no zone."""
+    import pyarrow as pa
+
+    if value is None:
+        return None
+    if pa.types.is_timestamp(kind):
+        text: str = (value.astimezone(UTC) if kind.tz else value).isoformat()
+        return text.replace("+00:00", "Z")
+    if pa.types.is_struct(kind):
+        return {field.name: _plain(value[field.name], field.type) for field in kind}
+    if pa.types.is_map(kind):
+        return {_plain(key, kind.key_type): _plain(each, kind.item_type) for key, each in value}
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return [_plain(each, kind.value_type) for each in value]
+    return value
 
 
 def _told(value: object) -> str:

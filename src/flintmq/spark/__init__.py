@@ -14,6 +14,6 @@ Guarantees, options and the way to a cluster: docs/spark.md. Importing this pack
 from __future__ import annotations
 
 from flintmq.spark.errors import DataLost, SetupError
-from flintmq.spark.session import session
+from flintmq.spark.session import activate, session
 
-__all__ = ["DataLost", "SetupError", "session"]
+__all__ = ["DataLost", "SetupError", "activate", "session"]

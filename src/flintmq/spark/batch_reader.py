@@ -1,19 +1,18 @@
 """``spark.read``: reads what there is between two positions, once.
 
 The rules of this file: a batch read promises all there is, so an nsqd that stays away is an error; it leaves every
-channel as it is.
+channel as it is. No filter is taken from Spark (``pushFilters``): it keeps one plan for all queries of a ``load()``, so
+what one query's filter leaves out would be missing in the others.
 """
-
-# ruff: noqa: N802 - method names are Spark's
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from flintmq.errors import NsqdError, OptionError
 from flintmq.spark.broker import TOPIC_NOT_EXIST, NotByOffset, PartitionLog
@@ -29,7 +28,6 @@ from flintmq.spark.offsets import (
 )
 from flintmq.spark.options import EARLIEST, LATEST, NO_BATCH, SourceOptions, in_ms
 from flintmq.spark.plan import FetchRange
-from flintmq.spark.pushdown import Bounds, bounds_of
 from flintmq.spark.start import StartingPoints, at_times, places
 from flintmq.spark.survey import Survey, Surveyor
 from flintmq.spark.tasks import make_tasks, read_task
@@ -47,7 +45,6 @@ class NsqReader(DataSourceReader):
         options.check_batch()
         # it is of a stream that has the same options: moved from here, nsqd would delete what the stream has not read
         self._options = replace(options, channel="")
-        self._bounds = Bounds()
 
     @line_first
     def partitions(self) -> Sequence[InputPartition]:
@@ -69,18 +66,7 @@ class NsqReader(DataSourceReader):
         ends = self._ends(surveyor, survey)
         self._check_order(survey)
         ranges = [self._range(key, starts[key], ends[key], survey.logs[key]) for key in starts]
-        return make_tasks(self._within_bounds(ranges, surveyor), options)
-
-    def _within_bounds(self, ranges: list[FetchRange], surveyor: Surveyor) -> Iterator[FetchRange]:
-        bounds = self._bounds
-        since: dict[PartitionKey, PartitionLog] = {}
-        if bounds.timestamp_min_ns is not None:
-            since = surveyor.look([r.key for r in ranges], bounds.timestamp_min_ns, is_waiting=True).logs
-        for wanted in ranges:
-            if bounds.admits(wanted):
-                start, end = bounds.clip(wanted)
-                at = since[wanted.key].at if wanted.key in since else None
-                yield replace(wanted, start=max(start, at or start), end=end)
+        return make_tasks(ranges, options)
 
     def _ends(self, surveyor: Surveyor, survey: Survey) -> dict[PartitionKey, int]:
         options = self._options
@@ -178,11 +164,3 @@ def _bound(side: str, offsets: str, time_ns: int | None, times: str, survey: Sur
     if times:
         return _Bound(option, {key: time_ms * 1_000_000 for key, time_ms in numbers.items()}, True)
     return _Bound(option, {key: max(number, FIRST_SEQUENCE) for key, number in numbers.items()}, False)
-
-
-class NsqPushdownReader(NsqReader):
-    """:class:`NsqReader` with option ``pushdown``; apart, as Spark refuses ``pushFilters`` where its setting is off."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        self._bounds = bounds_of(filters)
-        return filters  # Spark applies them all again

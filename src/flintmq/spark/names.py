@@ -1,4 +1,5 @@
-"""Names of options that users of Kafka and of NSQ's own tools write: those that mean the same here, and the others.
+"""Names of options that users of Kafka, of NSQ's own tools and of other sources write: those that mean the same here,
+and the others.
 
 The rules of this file: a name stands in ``ALIASES`` only if its values mean here what they mean there; one that means
 something else, or nothing, is in ``ELSEWHERE`` with what to write instead, and refused. All are lower case, and Kafka's
@@ -31,6 +32,11 @@ ALIASES = {
 _GROUP = "a query keeps its place in its checkpoint; channel=NAME shows it in nsqd, and holds what it has not read"
 _BYTES = "body is the message's bytes as they were published; cast(body as string) makes a text of it"
 _PEM = "files are PEM here, and a key has no password: set tlsCaFile, tlsCert, tlsKey"
+_ONE_PLAN = (
+    "Spark plans once what it reads for all queries of a load(), so what the filter of one left out would be missing "
+    "in the others: leave it out, and bound the read by startingOffsets and endingOffsets, or startingTimestamp and "
+    "endingTimestamp"
+)
 _SECRET = "a user and password are one secret here: authSecret=env:NAME or file:/path, checked by nsqd's auth server"
 
 ELSEWHERE = {
@@ -65,5 +71,6 @@ ELSEWHERE = {
     "ssl.keystore.password": _PEM,
     "ssl.keystore.type": _PEM,
     "ssl.key.password": _PEM,
+    "pushdown": _ONE_PLAN,
 }
 """Names of what is done in another way here, with that way."""

@@ -32,6 +32,12 @@ from flintmq.spark.schema import COLUMNS, TYPES
 
 # what Spark itself leaves among the options of a source or sink
 _SPARKS_OWN = frozenset({"checkpointlocation", "queryname", "numpartitions"})
+# and what it hands over in the place of the options of a table that it makes
+_OF_A_TABLE = re.compile(r"provider|option\..+", re.IGNORECASE)
+_NO_TABLE = (
+    "Spark's catalog keeps no options for a table of a source in Python: CREATE TEMPORARY VIEW name USING nsq "
+    "OPTIONS (...) reads, and df.write.format('nsq') ... save() writes"
+)
 _SIZE_UNITS = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 << 20, "g": 1 << 30, "gib": 1 << 30}
 _DURATION_UNITS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -313,6 +319,10 @@ class _Options:
         Raises:
             OptionError: a name is unknown, a value is not allowed, or two options exclude each other.
         """
+        if any(_OF_A_TABLE.fullmatch(option) for option in raw):
+            raise _refuse("provider", "nsq", _NO_TABLE)
+        if not raw:
+            raise _refuse("nsqd", "", f"give either nsqd or lookupd. {_NO_TABLE}")
         fields = {field.name: field for field in _fields(cls)}
         known = {camel(name).lower(): name for name in fields}
         known |= {alias: name for alias, name in ALIASES.items() if name in fields}
@@ -544,7 +554,8 @@ class SourceOptions(LinkOptions):
         None,
         parse_timestamp_ns,
         "milliseconds since 1970, or ISO 8601 (UTC unless it says otherwise)",
-        "start at the first message stored at or after this time; overrides `startingOffsets`",
+        "start at the first message stored at or after this time, in milliseconds since 1970 or as ISO 8601, such as "
+        "`2026-11-30T12:00:00Z` (without a zone it is UTC, whatever the session's is); overrides `startingOffsets`",
         "",
     )
     starting_offsets_by_timestamp: str = _option(
@@ -570,7 +581,7 @@ class SourceOptions(LinkOptions):
         None,
         parse_timestamp_ns,
         "milliseconds since 1970, or ISO 8601 (UTC unless it says otherwise)",
-        "a batch read ends before the first message stored at or after this time; overrides `endingOffsets`",
+        "a batch read ends before the first message stored at or after this time, likewise; overrides `endingOffsets`",
         "",
     )
     ending_offsets_by_timestamp: str = _option(
@@ -618,12 +629,6 @@ class SourceOptions(LinkOptions):
         _flag,
         "true or false",
         "a last column `headers`, which costs about 1 us a message: each is JSON that is taken apart",
-    )
-    pushdown: bool = _option(
-        False,
-        _flag,
-        "true or false",
-        "batch reads: use filters on topic, nsqd, partition, offset and timestamp to fetch less",
     )
     fetch_max_bytes: int = _option(
         1 << 20, _size(1 << 12, BATCH_SIZE_MAX), _FETCH_SIZES, "bytes asked from nsqd at a time", "1MiB"
@@ -720,8 +725,6 @@ class SourceOptions(LinkOptions):
             shown = self.starting_offsets if self._starts_by_offset else "a time"
             allowed = f"with mode={mode} reading starts where the channel stands: leave it out"
             raise _refuse("startingOffsets", shown, allowed)
-        if self.pushdown:
-            raise _refuse("pushdown", "true", f"with mode={mode} everything is taken from nsqd: leave it out")
 
     @property
     def spool_bytes_max(self) -> int:

@@ -1,5 +1,7 @@
 """A Spark session with the settings under which ``format("nsq")`` is quick, and with clear words when it cannot start.
 
+Spark looks for sinks that are written in Python in its active session, which each thread has for itself.
+
 The rules of this file: a setting the caller gives wins over ours, whether here or to spark-submit; a session that runs
 already is left as it is, and what it lacks is told once, with what that costs; nothing is set that changes results, but
 the time zone of the session, which is UTC.
@@ -14,7 +16,8 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,8 +47,9 @@ _told: set[str] = set()  # ids of applications
 def session(app: str, master: str = "", jvm: str = QUICK, **conf: str) -> SparkSession:
     """Start (or get) a Spark session in which ``format("nsq")`` is registered.
 
-    A session that runs already, as in a notebook, is returned with only ``conf`` set; what it lacks is logged. Behind
-    spark-submit, master and settings given to that are kept.
+    A session that runs already, as in a notebook, is returned with only ``conf`` set; what it lacks is logged. It is
+    the active one of the calling thread then (:func:`activate`). Behind spark-submit, master and settings given to that
+    are kept.
 
     Args:
         master: ``local[*]``, ``local[4,3]`` (4 cores, 3 attempts per task), ``spark://host:7077``, or
@@ -72,7 +76,7 @@ def session(app: str, master: str = "", jvm: str = QUICK, **conf: str) -> SparkS
         return _connected(app, remote, conf)
     from pyspark.sql import SparkSession
 
-    running = SparkSession.getActiveSession()
+    running = _running()
     builder = SparkSession.builder.appName(app)
     variables: dict[str, str] = {}
     if running is not None:
@@ -92,9 +96,57 @@ def session(app: str, master: str = "", jvm: str = QUICK, **conf: str) -> SparkS
         spark = builder.getOrCreate()
     _register(spark)
     if running is not None:
+        activate(spark)
         wanted = {**settings(str(running.sparkContext.master), jvm), **conf}
         _warn_of(spark, str(spark.sparkContext.applicationId), wanted)
     return spark
+
+
+def activate(spark: SparkSession) -> None:
+    """Let the calling thread write in format nsq, with a session that another thread has started.
+
+    Otherwise Spark finds no sink there: ``DATA_SOURCE_NOT_FOUND``. With Spark Connect there is nothing to be done, and
+    this does nothing.
+    """
+    if (java := getattr(spark, "_jsparkSession", None)) is not None:
+        _sessions_of(spark).setActiveSession(java)
+
+
+@contextmanager
+def activated(spark: SparkSession) -> Iterator[None]:
+    """Have a session be the active one of the calling thread for a while, and then the one that was."""
+    from py4j.protocol import Py4JError
+
+    if getattr(spark, "_jsparkSession", None) is None:
+        yield
+        return
+    sessions = _sessions_of(spark)
+    before = sessions.getActiveSession()
+    activate(spark)
+    try:
+        yield
+    finally:
+        with suppress(Py4JError, ConnectionError):  # there may be no JVM any more, which was told then
+            if before.isDefined():
+                sessions.setActiveSession(before.get())
+            else:
+                sessions.clearActiveSession()
+
+
+def _sessions_of(spark: SparkSession) -> Any:
+    """Return Java's class of a session, which keeps the active one of each thread."""
+    jvm: Any = spark.sparkContext._jvm
+    return jvm.org.apache.spark.sql.classic.SparkSession
+
+
+def _running() -> SparkSession | None:
+    """Return the session of the calling thread, else the one that another thread has started."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    if SparkContext._active_spark_context is None:
+        return None
+    return SparkSession.getActiveSession() or SparkSession._instantiatedSession
 
 
 def _connected(app: str, remote: str, conf: Mapping[str, str]) -> SparkSession:
@@ -199,4 +251,4 @@ def _require(package: str, least: tuple[int, int]) -> None:
         raise SetupError(f"{package} {have} is too old, {least[0]}.{least[1]} or later is needed", EXTRA)
 
 
-__all__ = ["QUICK", "THROUGHPUT", "given_to_spark_submit", "session", "settings"]
+__all__ = ["QUICK", "THROUGHPUT", "activate", "activated", "given_to_spark_submit", "session", "settings"]

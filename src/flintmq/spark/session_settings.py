@@ -30,7 +30,6 @@ PARQUET_TIMES = "spark.sql.parquet.outputTimestampType"
 COSTS = {
     SOCKETS: "a Python task costs 70 ms instead of 25",
     "spark.sql.streaming.checkpointFileManagerClass": "each micro-batch forks processes for its checkpoint, some 60 ms",
-    "spark.sql.python.filterPushdown.enabled": "pushdown=true is refused",
     "spark.sql.session.timeZone": "times are shown and parsed in another zone",
     PARQUET_TIMES: "times in Parquet files are without their zone, and move where others read them",
 }
@@ -52,7 +51,6 @@ def settings(master: str, jvm: str = QUICK) -> dict[str, str]:
     """Return the Spark settings of :func:`session`."""
     chosen = {
         SOCKETS: "true",
-        "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
         PARQUET_TIMES: "TIMESTAMP_MICROS",  # the default is INT96, which has no zone
         "spark.ui.showConsoleProgress": "false",

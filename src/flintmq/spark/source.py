@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from flintmq.errors import OptionError
-from flintmq.spark.batch_reader import NsqPushdownReader, NsqReader
+from flintmq.spark.batch_reader import NsqReader
 from flintmq.spark.errors import SOURCE, line_first
 from flintmq.spark.garbage import spare_what_stays
 from flintmq.spark.options import SinkOptions, SourceOptions
@@ -51,8 +51,7 @@ class NsqDataSource(DataSource):
 
     @line_first
     def reader(self, schema: StructType) -> DataSourceReader:
-        options = self._source_options(schema)
-        return NsqPushdownReader(options) if options.pushdown else NsqReader(options)
+        return NsqReader(self._source_options(schema))
 
     @line_first
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
