@@ -231,6 +231,7 @@ class Node:
         identified: what clients said about themselves.
         subscribed: lines of SUB commands.
         rdy: (partition, count), as it came.
+        touched: bodies of messages that were touched, as it came.
         violations: what clients did that no client may do.
     """
 
@@ -247,6 +248,7 @@ class Node:
         self.subscribed: list[str] = []
         self.rdy: list[tuple[int, int]] = []
         self.requeued: list[tuple[bytes, int]] = []
+        self.touched: list[bytes] = []
         self.violations: list[str] = []
         self._server: asyncio.AbstractServer | None = None
 
@@ -329,6 +331,10 @@ class Session(asyncio.Protocol):
             self._timer.cancel()
         if self in self.node.sessions:
             self.node.sessions.remove(self)
+        self.take_back()
+
+    def take_back(self) -> None:
+        """Take back what was not answered, as when its time is over; it is delivered with the next pump."""
         if self.in_flight:
             channel = self._channel()
             channel.returned.extendleft(sorted(self.in_flight.values(), key=lambda each: -each.internal_id))
@@ -511,6 +517,8 @@ class Session(asyncio.Protocol):
             del self.in_flight[message_id]
             self.node.requeued.append((stored.body, int(rest)))
             self._channel().returned.append(stored)
+        elif command == "TOUCH":
+            self.node.touched.append(stored.body)
 
     # --- publishing ---
 

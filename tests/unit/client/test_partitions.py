@@ -145,6 +145,20 @@ def test_a_delayed_publish_goes_to_a_node_of_the_topic(client):
     play(scenario, client=client)
 
 
+def test_a_delayed_publish_without_a_partition_is_not_sent_to_a_topic_in_order(client):
+    async def scenario(world):
+        world.cluster.create("t", 2, is_ordered=True)
+        async with world.producer() as producer:
+            with pytest.raises(PublishRefused, match=r"mpub.*sharding_id") as caught:
+                await producer.dpub("t", b"x", 1)
+            assert (caught.value.code, caught.value.retryable) == ("E_BAD_PARTITION", False)
+            await producer.pub("t", b"y")
+            assert producer.stats().connections == 2
+        assert [command for node in world.cluster.nodes.values() for command, _, _ in node.commands] == ["PUB"]
+
+    play(scenario, client=client)
+
+
 # --- in order ---
 
 

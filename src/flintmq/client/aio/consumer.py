@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 from flintmq.client.aio import handlers
 from flintmq.client.aio.connection import Connection
 from flintmq.client.aio.dead_letters import DeadLetters, LetterProducer
+from flintmq.client.aio.dropped import finish, watch
 from flintmq.client.aio.http import HttpFetch
 from flintmq.client.aio.lookup import Lookup
 from flintmq.client.aio.subscribing import Subscriptions
@@ -28,6 +29,7 @@ from flintmq.client.core.dead_letters import letter_headers
 from flintmq.client.core.handlers import Mode, call_in_place, cancelled_within, check_functions, mode_of, refuse_unrun
 from flintmq.client.core.message import Delivery, Message, ThreadMessage, Value, settle
 from flintmq.client.core.settings import MAX_IN_FLIGHT_MAX, ConsumerOptions, Settings
+from flintmq.client.core.weak_call import WeakCall, weakly
 from flintmq.client.options import ConnectionOptions, Seconds, seconds, switch, whole
 from flintmq.errors import BodyError, FlintError
 
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("flintmq.client")
 
 CONCURRENCY_MAX = 10_000
+DROPPED_CHECK_S = 0.1
 
 
 class Consumer(ConsumerState[Value]):
@@ -50,7 +53,8 @@ class Consumer(ConsumerState[Value]):
                     await bill(message.body)
 
     Leaving the block stops the flow, lets handlers end, sends what they answered, and closes. All durations are seconds
-    or a timedelta. A consumer belongs to the event loop it is started in.
+    or a timedelta. A consumer belongs to the event loop it is started in. One that is iterated over and that nothing
+    refers to any more gives back what it has queued and is closed, with a ResourceWarning; one with a handler works on.
 
     Args:
         topic: 1 to 64 of ``[.a-zA-Z0-9_-]``, optionally ``#ephemeral``.
@@ -173,7 +177,7 @@ class Consumer(ConsumerState[Value]):
         if settings.lookups:
             fetch = settings.fetch or HttpFetch(settings.options)
             lookup = Lookup(settings.lookups, settings.lookup_timeout_s, fetch)
-        self._subscriptions = Subscriptions(settings, lookup, self._fail)
+        self._subscriptions = Subscriptions(settings, lookup, weakly(self._fail, None))
         self._dead_letters: DeadLetters | None = None
         if dead_letter is not None:
             self._dead_letters = DeadLetters(dead_letter, partial(LetterProducer, **settings.dead_letter_producer()))
@@ -190,11 +194,13 @@ class Consumer(ConsumerState[Value]):
             nullcontext(),
             wake=_nothing,
             too_many=None,
-            settle_given_up=self._settle_given_up,
-            tell=self._tell,
-            stop=self.stop,
-            run=self._run_in_loop,
+            settle_given_up=partial(_settle_given_up, WeakCall(self._settle_given_up)),
+            tell=weakly(self._tell, None),
+            stop=weakly(self.stop, None),
+            run=weakly(self._run_in_loop, None),
         )
+        self._works_alone = handler is not None
+        self._unwatch: Callable[[], object] = _nothing
         if self._mode is Mode.INLINE:
             self._consuming.take_in = self._call_in_place
 
@@ -222,6 +228,11 @@ class Consumer(ConsumerState[Value]):
             raise RuntimeError("a consumer is started once; make another one")
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
+        if self._works_alone:
+            self._consuming.user = self
+        else:
+            let_go = partial(_let_go, self._loop, self._consuming, self._subscriptions, self._dead_letters, None)
+            self._unwatch = watch(self, self._loop, f"the consumer of {self.topic}/{self.channel}", let_go)
         try:
             await self._subscriptions.start(self._consuming)
             self._start_workers()
@@ -267,6 +278,7 @@ class Consumer(ConsumerState[Value]):
         if self._loop is None:
             return
         if self._closing is None:
+            self._unwatch()
             self._closing = self._loop.create_task(self._close())
         await asyncio.shield(self._closing)
 
@@ -284,6 +296,7 @@ class Consumer(ConsumerState[Value]):
             for link in consuming.flow.connections:
                 link.abort("closing was cut short")
             consuming.flow.close()
+            consuming.user = None
 
     async def _end_tasks(self) -> None:
         """Wait for handlers and callbacks, at most for the drain timeout."""
@@ -310,6 +323,7 @@ class Consumer(ConsumerState[Value]):
         self._check_pulled()
         async for message in handlers.iterate(self._consuming.inbox):
             yield message
+            del message  # while the next one is waited for, nobody but the application is to have it
         self._consuming.raise_failure()
 
     async def batches(self, size: int, timeout: Seconds = 1.0) -> AsyncIterator[list[Message[Value]]]:
@@ -463,8 +477,53 @@ async def _end(connection: Connection) -> None:
     connection.close()
 
 
+def _settle_given_up(settle: WeakCall, message: Message[Any], error: BodyError | None) -> None:
+    """Have a message that is given up settled by its consumer; when that is gone, another one is to do it."""
+    if not settle(message, error):
+        message.requeue(0)
+
+
+def _let_go(
+    loop: asyncio.AbstractEventLoop,
+    consuming: Consuming,
+    subscriptions: Subscriptions,
+    dead_letters: DeadLetters | None,
+    until: float | None,
+) -> None:
+    """Close what belonged to a consumer that nothing refers to any more.
+
+    Nothing more comes at once, and what is queued goes back. A message that the application has may still be answered:
+    its connection is closed when it is, or when its time is over.
+
+    Args:
+        until: when that is; None: it begins now.
+    """
+    subscriptions.stop()
+    consuming.stop()
+    flow = consuming.flow
+    if until is None:
+        until = loop.time() + max((link.msg_timeout_s for link in flow.connections), default=0.0)
+    if loop.time() < until and any(flow.held(link) > 0 for link in flow.connections):
+        loop.call_later(DROPPED_CHECK_S, _let_go, loop, consuming, subscriptions, dead_letters, until)
+        return
+    for link in consuming.leaving():
+        if isinstance(link, Connection):
+            link.close()
+    consuming.unreadables.tell_rest()
+    flow.close()
+    if dead_letters is not None or consuming.settings.lookups:
+        finish(_close_rest(subscriptions, dead_letters), loop)
+
+
+async def _close_rest(subscriptions: Subscriptions, dead_letters: DeadLetters | None) -> None:
+    await subscriptions.close()
+    if dead_letters is not None:
+        await dead_letters.close()
+    await subscriptions.close_lookup()
+
+
 def _nothing() -> None:
-    """Have what is to be sent flushed at the end of the turn."""
+    """Have what is to be sent flushed at the end of the turn; and there is nothing to be ended."""
 
 
 class BulkConsumer(Consumer[bytes]):
@@ -483,6 +542,7 @@ class BulkConsumer(Consumer[bytes]):
         """
         if self._loop is not None or self._settings.handler is not None:
             raise RuntimeError("deliveries are taken of a consumer without a handler, before it is started")
+        self._works_alone = True
         self._consuming.take_in = take
         self._consuming.tells_late = False
         self._consuming.keeps_frames = with_frames

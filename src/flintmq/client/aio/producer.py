@@ -16,13 +16,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Self, Unpack, overload
+from weakref import ref
 
 from flintmq.client.aio.connection import Connection
+from flintmq.client.aio.dropped import finish, watch
 from flintmq.client.aio.http import HttpFetch
 from flintmq.client.aio.lookup import Lookup
 from flintmq.client.aio.reconnect import Reconnector
@@ -48,6 +50,7 @@ from flintmq.client.core.sending import BATCH_BYTES_MAX, BATCH_COUNT_MAX, BYTES_
 from flintmq.client.core.sharding import ShardingId
 from flintmq.client.core.stats import ProducerStats
 from flintmq.client.core.topology import Topology
+from flintmq.client.core.weak_call import weakly
 from flintmq.client.options import (
     DELAY_MAX_S,
     ConnectionOptions,
@@ -140,18 +143,23 @@ class Producer:
         if settings.lookups:
             fetch = settings.fetch or HttpFetch(settings.options)
             is_counted = settings.producer_id is not None
-            self._lookup = Lookup(settings.lookups, settings.lookup_timeout_s, fetch, "w", is_counted, self._came_late)
+            came_late = weakly(self._came_late, None)
+            self._lookup = Lookup(settings.lookups, settings.lookup_timeout_s, fetch, "w", is_counted, came_late)
         self._batches = switch(batch, "batch")
         self._timeout_s = settings.policy.timeout_s
         self._bytes_max = whole(max_bytes_in_flight, "max_bytes_in_flight", 1, 2**40)
         self._writers = None if settings.producer_id is None else Writers(settings.producer_id, settings.env)
         self._intake = settings.new_intake(self._writers, is_gathered=batch)
         self._reconnector: Reconnector[str] = Reconnector(
-            self._connect, self._note_attempt, self._broke, settings.env, self._is_anything_waiting
+            partial(_connect, ref(self)),
+            weakly(self._note_attempt, None),
+            weakly(self._broke, None),
+            settings.env,
+            weakly(self._is_anything_waiting, False),
         )
         self._failure_log = FailureLog()
         self._stats = ProducerStats()
-        self._admission = Admission(self._bytes_max, self._stats, self._cause)
+        self._admission = Admission(self._bytes_max, self._stats, weakly(self._cause, None))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._gather: Gather | None = None
         self._sender: Sender | None = None
@@ -160,6 +168,7 @@ class Producer:
         self._lookups: dict[str, asyncio.Task[None]] = {}
         self._follower: asyncio.Task[None] | None = None
         self._is_closed = False
+        self._unwatch: Callable[[], object] | None = None
 
     def __repr__(self) -> str:
         return f"<Producer on {len(self._connections)} nsqd, {self._stats.bytes_in_flight} bytes in flight>"
@@ -203,18 +212,20 @@ class Producer:
             self._refusals,
             self._admission,
             self._stats,
-            self._look_up,
+            weakly(self._look_up, None),
             self._intake.traced.__contains__,
             self._writers,
-            self._silent_lookups,
+            weakly(self._silent_lookups, ()),
             self._reconnector.hasten,
         )
         if self._batches:
             take = partial(sender.take, will_flush=True)
             self._gather = Gather(self._loop.call_soon, take, sender.flush, policy.count_max, policy.bytes_max)
         if self._lookup is not None:
-            work = kept_up(partial(self._follow, sender), "following the topics of a producer")
-            self._follower = self._loop.create_task(work)
+            follow = partial(_follow, sender, self._routes, settings, weakly(self._look_up, None))
+            self._follower = self._loop.create_task(kept_up(follow, "following the topics of a producer"))
+        shut = partial(_let_go, self._loop, self._lookups, self._follower, self._reconnector, sender, self._lookup)
+        self._unwatch = watch(self, self._loop, f"the producer on {_where(settings)}", shut)
         self._reconnector.keep(settings.nsqd)
         try:
             await self._reconnector.all_tried()
@@ -244,14 +255,9 @@ class Producer:
             await self._shut(self._sender)
 
     async def _shut(self, sender: Sender) -> None:
-        tasks = [*self._lookups.values(), *([self._follower] if self._follower else [])]
-        for task in tasks:
-            task.cancel()
-        self._reconnector.stop()
-        sender.close()
-        await asyncio.gather(*tasks, self._reconnector.close(), return_exceptions=True)
-        if self._lookup is not None:
-            await self._lookup.close()
+        if self._unwatch is not None:
+            self._unwatch()
+        await _shut(_stop(self._lookups, self._follower, self._reconnector, sender), self._reconnector, self._lookup)
 
     # --- publishing ---
 
@@ -414,7 +420,8 @@ class Producer:
         Raises:
             OptionError: the delay is not a duration from 0 to 365 days.
             LocalProtocolError: the topic's name is not valid or the body is empty; nothing was sent.
-            PublishRefused: the message is definitely not stored; the delay may be longer than nsqd allows.
+            PublishRefused: the message is definitely not stored; the delay may be longer than nsqd allows, or the topic
+                in order, which needs :meth:`mpub` with ``delay`` and ``sharding_id``.
             PublishUnknown: the message may be stored.
             RuntimeError: as of :meth:`pub`.
         """
@@ -517,6 +524,8 @@ class Producer:
         return await Connection.open(address, _Owner(self._sender), settings.options, settings.env, once=is_once)
 
     def _note_attempt(self, address: str, error: FlintError | None) -> None:
+        if error is not None:
+            error.__traceback__ = None  # it is kept, and its frames would keep the producer
         self._refusals.note(address, error, self._reconnector.listed)
         if error is None:
             log.info("connected to nsqd %s", address)
@@ -536,6 +545,7 @@ class Producer:
         self._note_error(error if isinstance(error, FlintError) else ConnectionFailed("nsqd", repr(error)))
 
     def _note_error(self, error: FlintError) -> None:
+        error.__traceback__ = None  # likewise
         if self._sender is not None:
             self._sender.last_error = error
 
@@ -584,22 +594,70 @@ class Producer:
         if self._sender is not None:
             self._sender.routes_changed(topic)
 
-    async def _follow(self, sender: Sender) -> None:
-        """Refresh every topic again and again; those for which something waits every second."""
-        assert self._loop is not None
-        interval_s = self._settings.lookup_interval_s
-        refresh_at = self._loop.time() + interval_s
-        for count in itertools.count(1):
-            await asyncio.sleep(min(1.0, interval_s))
-            topics = dict.fromkeys(sender.waiting_topics)
-            if count % GAPS_EVERY == 0:
-                topics.update(dict.fromkeys(self._routes.gaps))
-            if self._loop.time() >= refresh_at:
-                topics.update(dict.fromkeys(self._routes.topics))
-                chance = self._settings.env.random.random()
-                refresh_at = self._loop.time() + jittered_s(interval_s, LOOKUP_JITTER, chance)
-            for topic in topics:
-                self._look_up(topic)
+
+async def _connect(producer: ref[Producer], address: str) -> Connection:
+    """Connect for a producer, if it is there still."""
+    found = producer()
+    if found is None:
+        raise ConnectionFailed(address, "the producer is gone")
+    return await found._connect(address)
+
+
+async def _follow(sender: Sender, routes: Routes, settings: ProducerSettings, look_up: Callable[[str], object]) -> None:
+    """Refresh every topic again and again; those for which something waits every second."""
+    time = asyncio.get_running_loop().time
+    interval_s = settings.lookup_interval_s
+    refresh_at = time() + interval_s
+    for count in itertools.count(1):
+        await asyncio.sleep(min(1.0, interval_s))
+        topics = dict.fromkeys(sender.waiting_topics)
+        if count % GAPS_EVERY == 0:
+            topics.update(dict.fromkeys(routes.gaps))
+        if time() >= refresh_at:
+            topics.update(dict.fromkeys(routes.topics))
+            chance = settings.env.random.random()
+            refresh_at = time() + jittered_s(interval_s, LOOKUP_JITTER, chance)
+        for topic in topics:
+            look_up(topic)
+
+
+def _where(settings: ProducerSettings) -> str:
+    return ", ".join(settings.nsqd or settings.lookups)
+
+
+def _stop(
+    lookups: Mapping[str, asyncio.Task[None]],
+    follower: asyncio.Task[None] | None,
+    reconnector: Reconnector[str],
+    sender: Sender,
+) -> list[asyncio.Task[None]]:
+    """Close the connections; returns the tasks that end now."""
+    tasks = [*lookups.values(), *([follower] if follower else [])]
+    for task in tasks:
+        task.cancel()
+    reconnector.stop()
+    sender.close()
+    return tasks
+
+
+async def _shut(tasks: list[asyncio.Task[None]], reconnector: Reconnector[str], lookup: Lookup | None) -> None:
+    await asyncio.gather(*tasks, reconnector.close(), return_exceptions=True)
+    if lookup is not None:
+        await lookup.close()
+
+
+def _let_go(
+    loop: asyncio.AbstractEventLoop,
+    lookups: Mapping[str, asyncio.Task[None]],
+    follower: asyncio.Task[None] | None,
+    reconnector: Reconnector[str],
+    sender: Sender,
+    lookup: Lookup | None,
+) -> None:
+    """Close what belonged to a producer that nothing refers to any more; nobody waits for a publish of it."""
+    tasks = _stop(lookups, follower, reconnector, sender)
+    if lookup is not None:
+        finish(_shut(tasks, reconnector, lookup), loop)
 
 
 class _Owner:

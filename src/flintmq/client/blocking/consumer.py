@@ -280,8 +280,7 @@ class Consumer(ConsumerState[Value]):
                 if not isinstance(error, Exception):
                     raise
             else:
-                if not message.is_answered:
-                    message.finish()
+                settle(message, None)
 
     def stop(self) -> None:
         """Stop the flow: RDY 0, messages not handed out are given back, iteration and :meth:`run` end.

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Protocol
 
-from flintmq.client.blocking.weak_call import WeakCall
+from flintmq.client.core.weak_call import WeakCall
 
 
 class Forkable(Protocol):

@@ -386,7 +386,8 @@ class Producer:
         Raises:
             OptionError: the delay is not a duration from 0 to 365 days.
             LocalProtocolError: the topic's name is not valid or the body is empty; nothing was sent.
-            PublishRefused: the message is definitely not stored; the delay may be longer than nsqd allows.
+            PublishRefused: the message is definitely not stored; the delay may be longer than nsqd allows, or the topic
+                in order, which needs :meth:`mpub` with ``delay`` and ``sharding_id``.
             PublishUnknown: the message may be stored.
         """
         milliseconds(delay, "delay", 0, DELAY_MAX_S)  # None would be no delay
@@ -666,7 +667,7 @@ class Producer:
             self._waiting[topic] = self._waiting.get(topic, 0) + 1
             try:
                 while True:
-                    if call.needs_partition:
+                    if call.needs_partition or call.defer_ms is not None:
                         self._fail_impossible(call)
                     if (left_s := call.deadline - self._time()) <= 0:
                         self._fail_waiting(call)

@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from flintmq.client.blocking.weak_call import WeakCall
+from flintmq.client.core.weak_call import WeakCall
 
 log = logging.getLogger("flintmq.client")
 

@@ -10,7 +10,8 @@ Rules of this file:
 
 - It joins the parts: :mod:`.link` (bytes), :mod:`.flow` (RDY, backoff), :mod:`.following` and :mod:`.subscribing`
   (where the topic is, and how it is asked for), :mod:`.inbox` (what waits to be handed out).
-- In order (:mod:`.order`), no message is ever finished or skipped that the application did not finish.
+- In order (:mod:`.order`, :mod:`.gate`), no message is ever finished or skipped that the application did not finish,
+  and none is handed out while another of its partition is in hand.
 - When a connection is lost, its queued messages go with it: nsqd delivers them again.
 - Stopping is one way: RDY 0, queued messages given back, handlers end, answers sent, CLS, close.
 - State is touched with the lock held. Connections tell what happens with it held; everything else here takes it, for
@@ -31,6 +32,7 @@ from flintmq.client.core.backoff import LEVEL_MAX, Backoff, jittered_s, requeue_
 from flintmq.client.core.envelope import open_delivery
 from flintmq.client.core.flow import BACKOFF_JITTER, Flow
 from flintmq.client.core.following import Following, Wrong
+from flintmq.client.core.gate import Gate
 from flintmq.client.core.inbox import Inbox
 from flintmq.client.core.link import Link
 from flintmq.client.core.message import Delivery, Message, Value, is_hex, requeue_failed, take_apart
@@ -87,6 +89,7 @@ class Consuming:
         tells_late: each answer that came too late is logged, not only counted.
         keeps_frames: deliveries have their messages as they came as well.
         trace: log every message.
+        user: kept alive as long as there are connections: a consumer that works on when nothing else refers to it.
     """
 
     def __init__(
@@ -107,10 +110,14 @@ class Consuming:
         self.settings = settings
         self.failure: BaseException | None = None
         self.is_stopped = False
+        self.user: object = None
         self.trace = settings.trace
         self.flow: Flow[Link] = Flow(settings.policy, Backoff(settings.backoff_s, settings.backoff_max_s), settings.env)
-        self.inbox = Inbox(make, settings.attempts_max, too_many or self.give_up, self._expired)
-        self.take_in: Callable[[Delivery], None] = self.inbox.put
+        has_handler = settings.handler is not None
+        self.gate = Gate(settings.topic, make, has_handler, lambda: self.lock, self._dropped, wake)
+        make_next = self.gate.make if settings.is_ordered else make
+        self.inbox = self.gate.inbox = Inbox(make_next, settings.attempts_max, too_many or self.give_up, self._expired)
+        self.take_in: Callable[[Delivery], None] = self.gate.put if settings.is_ordered else self.inbox.put
         self.tells_late = True
         self.keeps_frames = False
         self.unreadables = Unreadable(settings.topic, settings.channel)
@@ -137,6 +144,7 @@ class Consuming:
         """Begin to subscribe; with the lock held, as for the next two."""
         self._timers = timers
         self.flow.start(timers)
+        self.gate.start(timers)
         self.subscribing.start(timers)
 
     def stop(self) -> None:
@@ -146,7 +154,7 @@ class Consuming:
         self.is_stopped = True
         self.subscribing.stop()
         self.flow.stop()
-        for delivery in self.inbox.remove():
+        for delivery in (*self.gate.stop(), *self.inbox.remove()):
             _give_back(delivery)
         self.inbox.end()
 
@@ -306,7 +314,10 @@ class Consuming:
     def on_lost(self, connection: Link, error: FlintError) -> None:
         """Let a connection go, and its queued messages with it."""
         with self.lock:  # one that was never subscribed is lost in the thread that opened it
-            dropped = sum(len(delivery.records) for delivery in self.inbox.remove(connection))
+            waiting, queued = self.gate.remove(connection), self.inbox.remove(connection)
+            for delivery in queued:
+                self.gate.gone(delivery)
+            dropped = sum(len(delivery.records) for delivery in (*waiting, *queued))
             self._stats.dropped += dropped
             if self.flow.has_joined(connection) and isinstance(error, ProtocolError):
                 self._tell(with_address(error, connection.address))
@@ -322,6 +333,12 @@ class Consuming:
             count, link.address, link.msg_timeout_s, self.flow.max_in_flight,
         )  # fmt: skip
         self.flow.forget(link, count)
+        self.gate.gone(delivery)
+
+    def _dropped(self, delivery: Delivery) -> None:
+        """What was never handed out never will be: nsqd has taken it back, or it is finished."""
+        self._stats.dropped += len(delivery.records)
+        self.flow.forget(delivery.link, len(delivery.records))
 
     # --- what the application asks ---
 
@@ -361,7 +378,7 @@ class Consuming:
                 self._stats,
                 connections=len(self.flow.connections),
                 in_flight=self.flow.in_flight,
-                queued=self.inbox.count,
+                queued=self.inbox.count + self.gate.count,
                 backoff=self.flow.backoff_state.value,
                 blocked=len(self.settings.order.blocked),
             )
@@ -369,7 +386,7 @@ class Consuming:
     def describe(self) -> str:
         """Show connections, levels and backoff, a line each."""
         with self.lock:
-            return f"queued={self.inbox.count}\n{self.flow.describe()}"
+            return f"queued={self.inbox.count + self.gate.count}\n{self.flow.describe()}"
 
 
 class ConsumerState(Generic[Value]):

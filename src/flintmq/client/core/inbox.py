@@ -138,10 +138,13 @@ class Inbox:
         self.count -= count
         self._expired(delivery, count)
 
-    def remove(self, link: Link | None = None) -> list[Delivery]:
-        """Take out what came over ``link``, or everything, without handing it out."""
+    def remove(self, link: Link | None = None, turn: object = None) -> list[Delivery]:
+        """Take out what came over ``link``, or what a turn is of, or everything, without handing it out."""
         self._close_current()
-        removed = [delivery for delivery in self._deliveries if link is None or delivery.link is link]
+        if turn is not None:
+            removed = [each for each in self._deliveries if each.hold is not None and each.hold.turn is turn]
+        else:
+            removed = [each for each in self._deliveries if link is None or each.link is link]
         self._deliveries = deque(delivery for delivery in self._deliveries if delivery not in removed)
         self.count = sum(len(delivery.records) for delivery in self._deliveries)
         return removed

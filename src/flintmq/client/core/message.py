@@ -92,6 +92,17 @@ class Owner(Protocol):
     def call_in_loop(self, function: Callable[[], object], /) -> object: ...
 
 
+class Hold(Protocol):
+    """The tie of a message to its turn, in order; see :mod:`flintmq.client.core.gate`."""
+
+    is_kept: bool
+
+    @property
+    def turn(self) -> object: ...
+    def answered(self, is_finished: bool) -> None: ...
+    def ended(self, is_finished: bool) -> None: ...
+
+
 class Delivery:
     """The messages of one read, and what they have in common.
 
@@ -100,9 +111,12 @@ class Delivery:
         extensions: what stood in front of their bodies, by message id; None: nothing does.
         frames: the messages as they came, whatever was taken off the bodies in ``records``; empty unless asked for.
         failed: told of the attempts of one whose handler failed, instead of the owner.
+        hold: in order: what keeps the next message of the partition back; None: nothing does.
     """
 
-    __slots__ = ("link", "owner", "received_at", "expires_at", "records", "partition", "extensions", "frames", "failed")
+    __slots__ = (
+        "link", "owner", "received_at", "expires_at", "records", "partition", "extensions", "frames", "failed", "hold",
+    )  # fmt: skip
 
     def __init__(self, link: Link, owner: Owner, received_at: float, records: Sequence[Record]) -> None:
         self.link = link
@@ -114,6 +128,7 @@ class Delivery:
         self.extensions: dict[bytes, Extension] | None = None
         self.frames = b""
         self.failed: Callable[[int], None] | None = None
+        self.hold: Hold | None = None
 
     def with_records(self, records: Sequence[Record]) -> Delivery:
         """The same with other messages, and without their frames."""
@@ -121,6 +136,8 @@ class Delivery:
         other.partition = self.partition
         other.extensions = self.extensions
         other.failed = self.failed
+        other.expires_at = self.expires_at
+        other.hold = self.hold
         return other
 
 
@@ -283,6 +300,8 @@ class Message(Generic[Value]):
         if self._touched_at is not None:
             self._delivery.link.forget_touched(self.id)
         self._delivery.link.finish(self.id)
+        if self._delivery.hold is not None:
+            self._delivery.hold.answered(is_finished=True)
 
     def requeue(self, delay: Seconds | None = None, *, backoff: bool = False) -> None:
         """Give the message back.
@@ -313,6 +332,8 @@ class Message(Generic[Value]):
             self._delivery.link.requeue(self.id, round(delay_s * MS_PER_S))
         else:
             self._delivery.link.drop()
+        if self._delivery.hold is not None:
+            self._delivery.hold.answered(is_finished=False)
 
     def touch(self) -> None:
         """Ask for another message timeout from now on, up to nsqd's ``max_msg_timeout`` since the delivery.
@@ -338,6 +359,7 @@ class Message(Generic[Value]):
             self._delivery.failed(self.attempts)
 
     def __enter__(self) -> Message[Value]:
+        self._begin_block()
         return self
 
     def __exit__(
@@ -347,6 +369,7 @@ class Message(Generic[Value]):
         return isinstance(error, Exception)
 
     async def __aenter__(self) -> Message[Value]:
+        self._begin_block()
         return self
 
     async def __aexit__(
@@ -354,6 +377,11 @@ class Message(Generic[Value]):
     ) -> bool:
         settle(self, error)
         return isinstance(error, Exception)
+
+    def _begin_block(self) -> None:
+        """In order, nothing else of the partition is handed out before the block ends."""
+        if self._delivery.hold is not None and not self._answer:
+            self._delivery.hold.is_kept = True
 
     def _touch_failed(self, error: TouchFailed) -> None:
         log.warning("message %r is not ours any more: %s", self.id, error)
@@ -390,6 +418,14 @@ def settle(message: Message[Any], error: BaseException | None, *, is_given_up: b
     Args:
         is_given_up: what ended is what is done with a message that is given up: there is no other way left.
     """
+    try:
+        _settle(message, error, is_given_up)
+    finally:
+        if message._delivery.hold is not None:
+            message._delivery.hold.ended(message._answer == FINISHED)
+
+
+def _settle(message: Message[Any], error: BaseException | None, is_given_up: bool) -> None:
     if isinstance(error, Discard):
         log.info("message %r of %s discarded: %s", message.id, message.nsqd, error.reason)
     elif isinstance(error, BodyError) and not message._answer and not is_given_up:
@@ -410,7 +446,7 @@ def settle(message: Message[Any], error: BaseException | None, *, is_given_up: b
         try:
             message.requeue(error.delay)
         except OptionError as wrong:  # the delay was set to what is none, by a subclass say
-            settle(message, wrong)
+            _settle(message, wrong, is_given_up)
     else:
         message.requeue(0)
 
@@ -432,7 +468,7 @@ def let_go(message: Message[Any]) -> None:
     if not link.is_lost:  # else the loss is logged
         late = "message %r of %s dropped: its handler was not called within %g s"
         log.warning(late, message.id, link.address, link.msg_timeout_s)
-    message.requeue(0)
+    settle(message, Requeue(0))
 
 
 def taken_apart(messages: Sequence[Message[Any]]) -> list[Delivery]:

@@ -222,6 +222,8 @@ class RetryRules:
         """Say whom a publish to a topic waited for, where nothing has failed."""
         wanted = dict.fromkeys(target.address for target in self._routes.targets(topic))
         if not wanted:
+            if gone := self._routes.why_gone(topic):
+                return gone
             asked = _listed(self._unanswered())
             return f"nothing is known of any nsqd{f', and there is no answer yet of {asked}' if asked else ''}"
         if missing := [address for address in wanted if address not in up]:
@@ -232,6 +234,8 @@ class RetryRules:
 
     def impossible(self, publish: Publish) -> Failure | None:
         """Return why its topic will never take it; None when there is hope."""
+        if not publish.needs_partition:
+            return self._placeless(publish)
         partition = publish.partition if publish.keys is not None else None
         if self._routes.lacks(publish.topic, partition):  # they may have been added since
             learned_count = self._routes.learned_count(publish.topic)
@@ -245,6 +249,18 @@ class RetryRules:
         elif refusal := self._routes.refusal(publish.topic, partition, publish.headers is not None):
             return Failure(*refusal, retryable=False)
         return None
+
+    def _placeless(self, publish: Publish) -> Failure | None:
+        """Return why a topic takes no single delayed message that may go to any partition; None when it may.
+
+        It goes as NSQ's DPUB, which names no partition: nsqd would refuse it, and close the connection.
+        """
+        is_dpub = publish.defer_ms is not None and len(publish.bodies) == 1 and self._writers is None
+        if not is_dpub or not self._routes.is_ordered(publish.topic):
+            return None
+        hint = "mpub([body], delay=..., sharding_id=...), or with partition=, does"
+        detail = f"topic {publish.topic} is in order, and dpub says nothing of a partition: {hint}"
+        return Failure("E_BAD_PARTITION", detail, retryable=False)
 
     def refused_by_all(self, publish: Publish) -> Failure | None:
         """Return why no nsqd of its topic will ever take it; None when there is hope."""

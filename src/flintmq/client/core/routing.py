@@ -69,13 +69,18 @@ class Turns:
 
 
 class _Route:
-    """The state of one topic as far as it is known."""
+    """The state of one topic as far as it is known.
 
-    __slots__ = ("topology", "is_guess", "leaders", "distrusted")
+    Attributes:
+        is_gone: it has partitions, and no nsqlookupd knew it when they were asked last.
+    """
+
+    __slots__ = ("topology", "is_guess", "leaders", "distrusted", "is_gone")
 
     def __init__(self, topology: Topology, is_guess: bool) -> None:
         self.topology = topology
         self.is_guess = is_guess
+        self.is_gone = False
         self.leaders = dict(topology.leaders)
         self.distrusted: dict[tuple[int, str], float] = {}
 
@@ -107,6 +112,7 @@ class Routes:
         former = self._routes.pop(topic, None)
         says_nothing = is_guess and not topology.nodes and not topology.is_refused
         if former is not None and (says_nothing or (is_guess and former.topology.is_partitioned)):
+            former.is_gone |= not says_nothing and not topology.is_refused
             self._routes[topic] = former
             return
         route = self._routes[topic] = _Route(topology, is_guess)
@@ -242,6 +248,11 @@ class Routes:
         route = self._routes.get(topic)
         return route is None or not route.topology.is_partitioned or route.topology.is_extended
 
+    def is_ordered(self, topic: str) -> bool:
+        """Whether it is known that a topic is to be consumed in order."""
+        route = self._routes.get(topic)
+        return route is not None and route.topology.is_ordered
+
     def takes_headers_alone(self, topic: str) -> bool:
         """Whether it is known that a topic has no partitions, and that its messages may carry headers."""
         route = self._routes.get(topic)
@@ -255,12 +266,23 @@ class Routes:
             return "E_EXT_NOT_SUPPORT", f"topic {topic} takes no headers: create it with extend=true, or upgrade it"
         return None
 
+    def why_gone(self, topic: str) -> str:
+        """Return what to do about a topic whose partitions no nsqlookupd knows any more; empty when they are known."""
+        route = self._routes.get(topic)
+        if route is None or not route.is_gone:
+            return ""
+        count = route.topology.partition_count or len(route.topology.leaders)
+        had = "one partition" if count == 1 else f"{count} partitions"
+        return f"it had {had}, and no nsqlookupd knows it any more (deleted?): create it again, or start a new producer"
+
     def why_not(self, topic: str, partition: int | None) -> str:
         """Return why nothing can be published to a partition now."""
         route = self._routes.get(topic)
         if route is None or route.is_guess:
             reason = f" ({route.topology.reason})" if route is not None and route.topology.reason else ""
             return f"no nsqlookupd knows topic {topic}{reason}: create it with partitions first"
+        if not route.leaders and (gone := self.why_gone(topic)):
+            return f"topic {topic}: {gone}"
         known = ", ".join(map(str, route.leaders)) or "none"
         if partition is None:
             return f"no nsqlookupd says how many partitions topic {topic} has; leaders are known of: {known}"

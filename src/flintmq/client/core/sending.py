@@ -254,7 +254,7 @@ class Sender:
         if not publish.drop_cancelled():
             self._end(publish)
             return
-        if publish.needs_partition and self._fail_impossible(publish):
+        if (publish.needs_partition or publish.defer_ms is not None) and self._fail_impossible(publish):
             return
         if publish.writer is not None:
             place = self._pinned(publish.writer)

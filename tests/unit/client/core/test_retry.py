@@ -12,7 +12,7 @@ from flintmq.client.core.once import Home, WriterKey, Writers
 from flintmq.client.core.publish import CONGESTED_FACTOR, RETRY_BASE_S, RETRY_JITTER, Failure, Publish
 from flintmq.client.core.retry import Policy, Retry, RetryRules, Split
 from flintmq.client.core.routing import Routes
-from flintmq.client.core.topology import Topology
+from flintmq.client.core.topology import Node, Topology
 from flintmq.client.options import system_env
 from flintmq.client.security import Refusals
 from flintmq.errors import ConnectionFailed, FlintError, NoNsqd, PublishRefused, PublishUnknown, RemoteProtocolError
@@ -200,6 +200,34 @@ def test_what_is_said_at_the_deadline():
 
 
 # --- where a publish did not get, and why ---
+
+
+def test_a_topic_that_is_gone_is_not_called_unknown():
+    world = World(nsqd=())
+    world.routes.learn("t", Topology(leaders={0: ADDRESS}, partition_count=1))
+    world.routes.drop("t", 0, ADDRESS, 0.0)
+    world.routes.learn("t", Topology((Node("a", 4150),), reason="TOPIC_NOT_FOUND"), is_guess=True)
+    assert "it had one partition, and no nsqlookupd knows it any more (deleted?)" in unsent_text(world)
+    assert "create it again, or start a new producer" in unsent_text(world)
+
+
+def test_a_dpub_is_not_sent_where_nsqd_wants_a_partition():
+    world = World(nsqd=())
+    world.rules = RetryRules(
+        Policy(5.0, True, 3, 1, 0, "murmur3", True), system_env(), world.routes, world.refusals, print
+    )
+    assert world.rules.impossible(world.publish(defer_ms=1)) is None, "nothing is known of the topic"
+    world.routes.learn("t", Topology(leaders={0: ADDRESS}, partition_count=1))
+    assert world.rules.impossible(world.publish(defer_ms=1)) is None
+    world.routes.learn("t", Topology(leaders={0: ADDRESS}, partition_count=1, is_ordered=True))
+    failure = world.rules.impossible(world.publish(defer_ms=1))
+    assert failure is not None
+    assert (failure.code, failure.retryable) == ("E_BAD_PARTITION", False)
+    assert "mpub([body], delay=..., sharding_id=...)" in failure.detail
+    assert world.rules.impossible(world.publish()) is None
+    placed = world.publish(partition=0, defer_ms=1)
+    placed.needs_partition = True
+    assert world.rules.impossible(placed) is None
 
 
 def unsent_text(world: World, up: tuple[str, ...] = ()) -> str:

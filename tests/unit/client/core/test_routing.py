@@ -46,6 +46,23 @@ def test_when_it_is_decided_whether_a_topic_has_headers():
     assert Routes(("a:1",)).decides_headers("t"), "nobody will ever say more"
 
 
+def test_a_topic_with_partitions_that_no_nsqlookupd_knows_any_more():
+    """Its partitions stay, so that no nsqd makes a plain topic of that name; what is told says that it was there."""
+    routes = Routes(())
+    routes.learn("t", topology("a", "b"))
+    routes.drop("t", 0, "a:1", 0.0)
+    routes.learn("t", Topology(reason="TOPIC_NOT_FOUND"), is_guess=True)
+    assert routes.why_gone("t") == "", "they list no nsqd at all: they have just started"
+    routes.learn("t", Topology(PLAIN.nodes, reason="TOPIC_NOT_FOUND"), is_guess=True)
+    assert "it had 2 partitions, and no nsqlookupd knows it any more (deleted?)" in routes.why_gone("t")
+    assert "leaders are known of: 1" in routes.why_not("t", 0), "one may take it still"
+    routes.drop("t", 1, "b:1", 0.0)
+    assert "topic t: it had 2 partitions" in routes.why_not("t", 0)
+    assert routes.targets("t") == ()
+    routes.learn("t", topology("a", "b"))
+    assert routes.why_gone("t") == ""
+
+
 def test_plain_nsqd_and_partitions():
     routes = Routes(())
     routes.learn("plain", PLAIN)

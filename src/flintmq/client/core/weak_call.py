@@ -9,6 +9,10 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from types import MethodType
+from typing import Any, ParamSpec, TypeVar
+
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
 
 
 class WeakCall:
@@ -21,15 +25,30 @@ class WeakCall:
 
     __slots__ = ("_function", "_object")
 
-    def __init__(self, method: Callable[[], object], gone: Callable[[object], None] | None = None) -> None:
+    def __init__(self, method: Callable[..., object], gone: Callable[[object], None] | None = None) -> None:
         assert isinstance(method, MethodType)
         self._function = method.__func__
         self._object = weakref.ref(method.__self__, gone)
 
-    def __call__(self) -> bool:
+    def __call__(self, *args: Any) -> bool:
         """Call it; False when its object is gone."""
         found = self._object()
         if found is None:
             return False
-        self._function(found)
+        self._function(found, *args)
         return True
+
+
+def weakly(method: Callable[Args, Result], gone: Result) -> Callable[Args, Result]:
+    """Return a bound method that does not keep its object alive, and returns ``gone`` when that is gone."""
+    assert isinstance(method, MethodType)
+    function, living = method.__func__, weakref.ref(method.__self__)
+
+    def call(*args: Args.args, **named: Args.kwargs) -> Result:
+        found = living()
+        if found is None:
+            return gone
+        result: Result = function(found, *args, **named)
+        return result
+
+    return call

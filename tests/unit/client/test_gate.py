@@ -1,0 +1,344 @@
+"""In order, nothing of a partition is handed out while something of it is in hand. Time is virtual."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from tests.unit.client.cluster_world import ClusterWorld, play
+from tests.unit.client.world import until
+
+from flintmq import Message
+
+MSG_TIMEOUT_S = 60
+MAX_MSG_TIMEOUT_S = 900
+
+
+def publish(world: ClusterWorld, count: int, partitions: int = 1) -> None:
+    """Create the topic, with numbers in each of its partitions."""
+    topic = world.cluster.create("t", partitions, is_ordered=True)
+    for partition in topic.partitions.values():
+        for number in range(count):
+            partition.append(number, b"", 0, b"%d" % number, False)
+
+
+def take_back(world: ClusterWorld) -> None:
+    """Let the time of every message be over, and deliver them again."""
+    for node in world.cluster.nodes.values():
+        for session in node.sessions:
+            session.take_back()
+    world.cluster.pump()
+
+
+def hang_up(world: ClusterWorld) -> None:
+    for node in world.cluster.nodes.values():
+        for session in [*node.sessions]:
+            session.hang_up()
+
+
+def lead_elsewhere(world: ClusterWorld) -> None:
+    world.cluster.move("t", 0, "b", closes=False)
+
+
+def has_received(consumer: Any, count: int) -> bool:
+    return bool(consumer.stats().received == count)
+
+
+class Handled:
+    """A handler whose first call lasts until it is let go on.
+
+    Attributes:
+        calls: (body, attempts), as they began.
+        overlaps: calls that began while another of their partition had not ended.
+    """
+
+    def __init__(self, answers_early: bool = False) -> None:
+        self.calls: list[tuple[bytes, int]] = []
+        self.overlaps: list[tuple[bytes, int]] = []
+        self.may_end = asyncio.Event()
+        self.error: Exception | None = None
+        self._answers_early = answers_early
+        self._running: dict[int | None, int] = {}
+
+    async def __call__(self, message: Message) -> None:
+        call = message.body, message.attempts
+        if self._running.get(message.partition):
+            self.overlaps.append(call)
+        self._running[message.partition] = self._running.get(message.partition, 0) + 1
+        self.calls.append(call)
+        if self._answers_early:
+            message.finish()
+        if len(self.calls) == 1:
+            await self.may_end.wait()
+            if self.error is not None:
+                self._running[message.partition] -= 1
+                raise self.error
+        self._running[message.partition] -= 1
+
+
+def finished(world: ClusterWorld) -> list[bytes]:
+    return [stored.body for stored in world.cluster.topics["t"].partitions[0].channels["ch"].finished]
+
+
+@pytest.mark.parametrize(
+    ("happens", "attempts_after"), [(take_back, 0), (hang_up, 2), (lead_elsewhere, 2)], ids=["time", "lost", "moved"]
+)
+def test_what_comes_while_a_handler_runs_waits_for_it(happens, attempts_after, client, caplog):
+    caplog.set_level(logging.DEBUG, "flintmq.client")
+
+    async def scenario(world):
+        publish(world, 4)
+        handled = Handled()
+        async with world.consumer(ordered=True, handler=handled, concurrency=3) as consumer:
+            await until(lambda: handled.calls)
+            happens(world)
+            await until(lambda: "is held back" in caplog.text)
+            await asyncio.sleep(MSG_TIMEOUT_S)
+            assert handled.calls == [(b"0", 1)]
+            assert consumer.stats().queued == 1
+            handled.may_end.set()
+            await until(lambda: finished(world) == [b"0", b"1", b"2", b"3"])
+            await until(lambda: consumer.stats().in_flight == 0)
+            assert consumer.stats().queued == 0
+        again = [(b"0", attempts_after)] if attempts_after else []  # else the FIN was for both
+        assert handled.calls == [(b"0", 1), *again, (b"1", 1), (b"2", 1), (b"3", 1)]
+        assert handled.overlaps == []
+        levels = [each.levelno for each in caplog.records if "is held back" in each.getMessage()]
+        assert levels[0] == logging.WARNING
+
+    play(scenario, client=client)
+
+
+def test_what_comes_again_is_handed_out_when_the_handler_has_failed(client):
+    async def scenario(world):
+        publish(world, 2)
+        handled = Handled()
+        handled.error = ValueError("not this time")
+        async with world.consumer(ordered=True, handler=handled, concurrency=3, backoff=0) as consumer:
+            await until(lambda: handled.calls)
+            take_back(world)
+            await until(lambda: consumer.stats().queued == 1)
+            await asyncio.sleep(MSG_TIMEOUT_S)
+            handled.may_end.set()
+            await until(lambda: finished(world) == [b"0", b"1"])
+        assert handled.calls == [(b"0", 1), (b"0", 2), (b"1", 1)]
+        assert handled.overlaps == []
+
+    play(scenario, client=client)
+
+
+def test_a_handler_that_has_answered_and_goes_on_holds_its_partition_and_no_other(client):
+    async def scenario(world):
+        publish(world, 3, partitions=2)
+        handled = Handled(answers_early=True)
+        async with world.consumer(ordered=True, handler=handled, concurrency=3) as consumer:
+            await until(lambda: len(handled.calls) == 4)
+            await until(lambda: consumer.stats().queued == 1)
+            handled.may_end.set()
+            await until(lambda: len(handled.calls) == 6)
+        assert handled.overlaps == []
+
+    play(scenario, client=client)
+
+
+def test_what_waits_is_touched_as_long_as_nsqd_allows(client, caplog):
+    async def scenario(world):
+        publish(world, 2)
+        handled = Handled()
+        async with world.consumer(ordered=True, handler=handled, concurrency=3) as consumer:
+            await until(lambda: handled.calls)
+            take_back(world)
+            await asyncio.sleep(MAX_MSG_TIMEOUT_S / 2)
+            assert consumer.stats().queued == 1
+            touched = [body for node in world.cluster.nodes.values() for body in node.touched]
+            assert set(touched) == {b"0"}
+            assert 10 < len(touched) < 30
+            await asyncio.sleep(MAX_MSG_TIMEOUT_S)
+            assert consumer.stats().queued == 0
+            handled.may_end.set()
+            await until(lambda: finished(world) == [b"0", b"1"])
+        told = [each.getMessage() for each in caplog.records if "stands still" in each.getMessage()]
+        assert len(told) == 1
+        assert "t partition 0 stands still: the handler of message" in told[0]
+
+    play(scenario, client=client)
+
+
+def test_a_touch_that_came_too_late_lets_what_waits_go(client):
+    async def scenario(world):
+        publish(world, 1)
+        handled = Handled()
+        async with world.consumer(ordered=True, handler=handled, concurrency=3) as consumer:
+            await until(lambda: handled.calls)
+            take_back(world)
+            await until(lambda: consumer.stats().queued == 1)
+            for node in world.cluster.nodes.values():
+                for session in node.sessions:
+                    session.in_flight.clear()  # it is somebody else's now
+            await until(lambda: consumer.stats().queued == 0, MSG_TIMEOUT_S)
+            handled.may_end.set()
+
+    play(scenario, client=client)
+
+
+def test_what_comes_later_takes_the_place_of_what_waits(client):
+    async def scenario(world):
+        publish(world, 1)
+        handled = Handled()
+        async with world.consumer(ordered=True, handler=handled, concurrency=3) as consumer:
+            await until(lambda: handled.calls)
+            for number in range(5):
+                take_back(world)
+                await until(partial(has_received, consumer, number + 2))
+                assert consumer.stats().queued == 1
+            handled.may_end.set()
+            await until(lambda: finished(world) == [b"0"])
+            await until(lambda: consumer.stats().in_flight == 0)
+        assert handled.calls == [(b"0", 1)]
+
+    play(scenario, client=client)
+
+
+def test_closing_gives_back_what_waits_and_does_not_wait_for_ever(client):
+    async def scenario(world):
+        publish(world, 2)
+        handled = Handled()
+        consumer = world.consumer(ordered=True, handler=handled, concurrency=1, drain_timeout=5)
+        async with consumer:
+            await until(lambda: handled.calls)
+            hang_up(world)
+            await until(lambda: consumer.stats().queued == 1)
+            began = world.now
+            consumer.stop()
+            closing = asyncio.ensure_future(consumer.close())
+            await until(lambda: [each for node in world.cluster.nodes.values() for each in node.requeued])
+            if client == "asyncio":
+                await closing
+                assert world.now - began < 10
+            else:  # the thread that runs the handler closes when that has ended
+                await until(lambda: world.now - began > 5)
+            handled.may_end.set()
+            await closing
+        assert handled.calls == [(b"0", 1)]
+
+    play(scenario, client=client)
+
+
+# --- iterated over ---
+
+
+async def next_of(iterator: Any) -> Message:
+    """The next message, however long it takes."""
+    return await anext(iterator)
+
+
+def test_a_message_that_was_taken_holds_its_partition_until_it_is_answered(client):
+    async def scenario(world):
+        publish(world, 2)
+        async with world.consumer(ordered=True) as consumer:
+            iterator = aiter(consumer)
+            message = await next_of(iterator)
+            hang_up(world)
+            await until(lambda: consumer.stats().queued == 1)
+            coming = asyncio.ensure_future(next_of(aiter(consumer)))
+            await asyncio.sleep(2 * MSG_TIMEOUT_S)
+            assert not coming.done()
+            message.finish()
+            again = await coming
+            assert (again.body, again.attempts) == (b"0", 2)
+            again.finish()
+
+    play(scenario, client=client)
+
+
+def test_a_message_that_nothing_refers_to_holds_nothing(client):
+    async def scenario(world):
+        publish(world, 1)
+        taken: list[tuple[bytes, int]] = []
+
+        async def forget(consumer: Any) -> None:
+            async for message in consumer:
+                taken.append((message.body, message.attempts))
+                if message.attempts > 1:
+                    message.finish()
+                del message
+                gc.collect()
+
+        async with world.consumer(ordered=True) as consumer:
+            forgetting = asyncio.ensure_future(forget(consumer))
+            await until(lambda: taken)
+            hang_up(world)
+            await until(lambda: finished(world) == [b"0"], MAX_MSG_TIMEOUT_S / 2)
+            consumer.stop()
+            await forgetting
+        assert taken == [(b"0", 1), (b"0", 2)]
+
+    play(scenario, client=client)
+
+
+def test_a_message_that_the_application_forgot_holds_its_partition_as_long_as_nsqd_allows_at_most(client, caplog):
+    async def scenario(world):
+        publish(world, 1)
+        async with world.consumer(ordered=True) as consumer:
+            message = await next_of(aiter(consumer))
+            hang_up(world)
+            await until(lambda: consumer.stats().queued == 1)
+            coming = asyncio.ensure_future(next_of(aiter(consumer)))
+            await asyncio.sleep(MAX_MSG_TIMEOUT_S - 10)
+            assert not coming.done()
+            await until(lambda: "t partition 0 goes on: message" in caplog.text, 20)
+            if not coming.done():  # it was over for what waited, too: nsqd sends it again
+                take_back(world)
+            again = await coming
+            assert again.body == b"0"
+            with message:  # too late to change anything
+                pass
+            again.finish()
+            await until(lambda: finished(world) == [b"0"])
+
+    play(scenario, client=client)
+
+
+@pytest.mark.parametrize("answer", [Message.finish, lambda message: None], ids=["finished", "open"])
+def test_a_block_holds_its_partition_until_it_ends(answer: Callable[[Message], None], client):
+    async def scenario(world):
+        publish(world, 2)
+        async with world.consumer(ordered=True) as consumer:
+            message = await next_of(aiter(consumer))
+            with message:
+                answer(message)
+                if not message.is_answered:
+                    hang_up(world)
+                await until(lambda: consumer.stats().queued == 1)
+                coming = asyncio.ensure_future(next_of(aiter(consumer)))
+                await asyncio.sleep(2 * MAX_MSG_TIMEOUT_S)
+                has_come = coming.done()  # an exception does not leave the block
+                take_back(world)  # nsqd has, for a while
+            assert not has_come
+            (await coming).finish()
+
+    play(scenario, client=client)
+
+
+def test_what_was_not_handed_out_in_time_gives_its_place_to_what_comes_again(client):
+    async def scenario(world):
+        publish(world, 2)
+        async with world.consumer(ordered=True) as consumer:
+            await until(lambda: consumer.stats().queued == 1)
+            await asyncio.sleep(MSG_TIMEOUT_S / 2)
+            take_back(world)
+            await until(lambda: consumer.stats().received == 2)
+            assert consumer.stats().queued == 1
+            assert [body for node in world.cluster.nodes.values() for body in node.touched] == []
+            message = await next_of(aiter(consumer))
+            assert (message.body, message.attempts) == (b"0", 2)
+            message.finish()
+            (await next_of(aiter(consumer))).finish()
+            await until(lambda: consumer.stats().in_flight == 0)
+
+    play(scenario, client=client)
