@@ -26,10 +26,12 @@ def cluster_status(*, topic: str | None = None) -> Question[ClusterStatus]:
 
 
 def elect(topic: str, partition: int, node: str = "", *, dry_run: bool = False) -> Question[dict[str, Any] | None]:
-    """Let a node lead a partition that nobody can lead without losing something; what that node lacks is lost.
+    """Let a node lead a partition that nobody can lead without losing something; what that node lacks is lost. Where no
+    node that lives has a copy the partition begins anew, with an empty log.
 
     Args:
-        node: that has a copy, by id or address; empty: the one that has most of those that answer.
+        node: that has a copy, by id or address; empty: the one that has most of those that answer. Where none has a
+            copy, any that lives.
         dry_run: change nothing, and return who would lead and what would be lost.
     """
     words: dict[str, Any] = {"topic": topic, "partition": partition, "node": node or None, "dry_run": dry_run or None}

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 
 from flintmq.client.admin.results import ClusterNode, ClusterPartition, ClusterStatus, ClusterTopic
-from flintmq.topic_meta import NOT_CREATED, TO_COME
+from flintmq.topic_meta import NO_COPY, NOT_CREATED, TO_COME
 
 NOTE, WARNING, PROBLEM = "note", "warning", "problem"
 CROWDED = 0.9
@@ -218,11 +219,11 @@ def _of_topic(topic: ClusterTopic, nodes: Mapping[str, ClusterNode], is_read_onl
         machines = [nodes[node].host_id if node in nodes else "" for node in each.replicas]
         if len(machines) > len(set(machines)) and all(machines):
             together.append(each.partition)
-    without_leader = _advice_without_writes if is_read_only else _advice_without_leader
+    without_leader = _advice_without_writes if is_read_only else partial(_advice_without_leader, topic.topic)
     power = (
-        "messages that were acknowledged before may be lost: all who were in sync had lost their power, or an operator "
-        f"elected. When that is known: flintmq topic acknowledge-loss {topic.topic}. Run nodes with --durability=fsync "
-        "where it must not be"
+        "messages that were acknowledged before may be lost: all who were in sync had lost their power, the store was "
+        "put back from a backup, or an operator elected. When that is known: flintmq topic acknowledge-loss "
+        f"{topic.topic}. Run nodes with --durability=fsync where it must not be"
     )
     return [
         *_lacks(PROBLEM, subject, "nobody leads: ", unled, nodes, without_leader),
@@ -281,7 +282,7 @@ def _advice_without_writes(_reason: str) -> str:
     )
 
 
-def _advice_without_leader(reason: str) -> str:
+def _advice_without_leader(topic: str, reason: str) -> str:
     if reason.startswith(TO_COME):
         return (
             "start the nsqd that had it, with --cluster-store. If none had it: flintmq topic expand with as many "
@@ -289,7 +290,15 @@ def _advice_without_leader(reason: str) -> str:
         )
     if reason.startswith(NOT_CREATED):
         return "the master nsqlookupd creates it in a moment; if not, is there one, and do nodes have room? see its log"
-    return "start all nodes that have copies; if their disks are lost: flintmq topic elect --dry-run says what is lost"
+    if NO_COPY in reason:
+        return (
+            "start the nodes that have copies. If their disks are lost for good: flintmq topic elect "
+            f"{topic} PARTITION NODE --accept-loss lets it begin anew, with an empty log, on a node that lives"
+        )
+    return (
+        "start all nodes that have copies: who has most leads when all are back. If the disk of one is lost for good: "
+        f"flintmq topic elect {topic} PARTITION --dry-run says who has most, and what is lost"
+    )
 
 
 def _advice(lack: _Lack, nodes: Mapping[str, ClusterNode]) -> str:

@@ -336,7 +336,7 @@ class Consuming:
         self.gate.gone(delivery)
 
     def _dropped(self, delivery: Delivery) -> None:
-        """What was never handed out never will be: nsqd has taken it back, or it is finished."""
+        """Count what never will be handed out: nsqd has taken it back, or it is finished."""
         self._stats.dropped += len(delivery.records)
         self.flow.forget(delivery.link, len(delivery.records))
 

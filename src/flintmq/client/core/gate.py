@@ -94,7 +94,7 @@ class Hold:
 
 
 class Gate:
-    """What waits, by partition.
+    """The messages that wait, by partition.
 
     Args:
         topic: for messages.

@@ -3,9 +3,9 @@
 The logger is ``flintmq.trace``; nothing is configured, so the application says where it goes::
 
     {"event": "publish", "topic": "orders", "partition": 1, "nsqd": "10.0.0.5:4150", "internal_id": 1125899906842626,
-     "trace_id": 12345, "offset": 135, "raw_size": 36, "count": 1}
+     "trace_id": 12345, "offset": 135, "raw_size": 40, "count": 1}
     {"event": "receive", "topic": "orders", "channel": "billing", "partition": 1, "internal_id": 1125899906842626,
-     "trace_id": 12345, "attempts": 1, "offset": 135, "raw_size": 36, "local_ip": "10.0.0.9", "nsqd_ip": "10.0.0.5",
+     "trace_id": 12345, "attempts": 1, "offset": 135, "raw_size": 40, "local_ip": "10.0.0.9", "nsqd_ip": "10.0.0.5",
      "nsqd": "10.0.0.5:4150"}
 
 ``null`` is what was not told: a plain NSQ tells no ids, offsets come with traced publishes and with ordered consuming.
