@@ -21,6 +21,7 @@ from tests.nsq_files import Queued, bodies, meta, nsqd_dat, numbered, queue_file
 
 ARCHIVE = "nsq-data-before-flintmq"
 MIB = 1024 * 1024
+NOWHERE = "cannot be read: it is a symbolic link that leads to no file; put the file itself there"
 CHANGED = "WARNING: nsqd.dat is not as this nsqd wrote it, which changes: "
 
 
@@ -194,10 +195,15 @@ def test_two_rounds(daemons: Daemons):
     ("spoil", "complaint"),
     [
         (lambda path: (path / "nsqd.dat").write_bytes(b'{"topics":[{"name"'), r"nsqd\.dat: not a list of topics"),
-        (lambda path: link(path / "t:c.diskqueue.000000.dat"), r"t:c\.diskqueue\.000000\.dat: cannot be read: "),
-        (lambda path: link(path / "nsqd.dat"), r"nsqd\.dat: cannot be read: "),
+        (lambda path: lose(path / "t:c.diskqueue.000000.dat"), rf"t:c\.diskqueue\.000000\.dat: {NOWHERE}"),
+        (lambda path: lose(path / "t:c.diskqueue.meta.dat"), rf"t:c\.diskqueue\.meta\.dat: {NOWHERE}"),
+        (lambda path: lose(path / "nsqd.dat"), rf"nsqd\.dat: {NOWHERE}"),
+        (
+            lambda path: (path / "nsqd.dat").unlink() or (path / "nsqd.dat").mkdir(),
+            r"nsqd\.dat: cannot be read: not a ",
+        ),
     ],
-    ids=["list", "queue", "link"],
+    ids=["list", "queue", "meta", "link", "directory"],
 )
 def test_what_cannot_be_read_stops_the_start(daemons: Daemons, spoil, complaint: str):
     nsqd = daemons.new_nsqd()
@@ -215,6 +221,8 @@ def test_what_cannot_be_read_stops_the_start(daemons: Daemons, spoil, complaint:
     for path in nsqd.data_path.iterdir():
         if path.is_symlink():
             path.unlink()
+        elif path.is_dir():
+            path.rmdir()
     write_path(nsqd.data_path, good)
     nsqd.start()
     assert taken(nsqd, "t", "c", 9) == bodies(numbered("m", 9))
@@ -252,11 +260,46 @@ def test_a_damaged_list_of_ours_warns_and_nothing_depends_on_it(daemons: Daemons
     assert "nsqd.dat is not" not in nsqd.log and "taking over" not in nsqd.log
 
 
-def link(path: Path) -> None:
-    """A symbolic link, which nsqd does not follow; as root, permissions would keep nobody out."""
-    target = path.with_name("elsewhere")
-    path.rename(target)
-    path.symlink_to(target)
+def lose(path: Path) -> None:
+    """A symbolic link that leads to no file; as root, permissions would keep nobody out."""
+    path.unlink()
+    path.symlink_to("elsewhere")
+
+
+def test_links_are_read_through_and_what_they_lead_to_stays(daemons: Daemons, tmp_path: Path):
+    """A queue on another disk, and the nsqd.dat of configuration management."""
+    nsqd = daemons.new_nsqd("--durability=os")
+    elsewhere = tmp_path / "elsewhere"
+    listed_there = nsqd_dat({"t": (False, {"c": False}), "by-link": (True, {"x": False})})
+    files = {"nsqd.dat": listed_there, **queue_files("t:c", numbered("m", 9), file_bytes_max=200)}
+    write_path(elsewhere, files)
+    nsqd.data_path.mkdir(parents=True, exist_ok=True)
+    for name in files:
+        (nsqd.data_path / name).symlink_to(elsewhere / name)
+    nsqd.start()
+    assert taken(nsqd, "t", "c", 9) == bodies(numbered("m", 9))
+    assert listed(nsqd) == {"t": (False, {"c": False}), "by-link": (True, {"x": False})}
+    assert files_of(elsewhere) == files
+    assert {path.name for path in (nsqd.data_path / ARCHIVE).iterdir() if path.is_symlink()} == set(files)
+    assert not (nsqd.data_path / "nsqd.dat").is_symlink()
+    nsqd.stop()
+
+    ours = nsqd.data_path / "nsqd.dat"
+    ours.rename(elsewhere / "ours.dat")
+    ours.symlink_to(elsewhere / "ours.dat")  # what this nsqd wrote is its own, wherever it is
+    before = files_of(elsewhere)
+    nsqd.start()
+    nsqd.post("/topic/create?topic=later")
+    wait_until(lambda: "later" in listed(nsqd), "the topic is listed")
+    assert "found data" not in nsqd.log
+    nsqd.stop()
+    assert files_of(elsewhere) == before
+    ours.unlink()
+    ours.symlink_to(elsewhere / "nsqd.dat")
+    nsqd.start()
+    assert "found data" in nsqd.log
+    assert files_of(elsewhere) == before
+    assert sorted(listed(nsqd)) == ["by-link", "later", "t"]
 
 
 def big_backlog(directory: Path, count: int, size: int) -> dict[tuple[str, str], Counter[int]]:

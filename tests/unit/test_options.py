@@ -154,6 +154,11 @@ def test_a_switch_does_not_take_the_next_word():
     assert "takes only flags; a switch is turned off as --x=false" in refusal("--verbose", "false")
 
 
+def test_two_dashes_end_the_flags():
+    assert nsqd("--sync-every=2", "--") == NsqdOptions(sync_every=2)
+    assert nsqd("--log-prefix", "--").log_prefix == "--"  # the value of a flag, as in Go
+
+
 def test_the_last_of_a_repeated_flag_counts():
     assert nsqd("--sync-every=1", "--sync-every=2").sync_every == 2
 
@@ -185,7 +190,8 @@ def test_values_may_start_with_a_dash_or_hold_an_equals_sign():
         (["--zzz"], "unknown option --zzz; nsqd --help lists all"),
         (["---"], "unknown option ---; nsqd --help lists all"),
         (["stray"], "takes only flags"),
-        (["--"], "takes only flags"),
+        (["-"], "takes only flags"),
+        (["--", "--verbose"], "it stands behind --, which ends the flags: NSQ ignores it"),
         (["--data-path"], "it needs a value: --data-path=DIRECTORY"),
         (["--config"], "it needs a value: --config=FILE"),
         (["--verbose=maybe"], "--verbose='maybe' is not allowed; it must be true or false"),
@@ -338,6 +344,7 @@ def test_an_official_file_loads_unchanged(config):
         ("node_id = 3", "node_id", 3),
         ('log_level = "WARN"', "log_level", "warn"),
         ('http_address = ""', "http_address", ""),
+        ("tls_required = 0", "tls_required", "false"),
     ],
 )
 def test_values_in_a_file_have_nsq_s_spellings(config, line, attribute, expected):
@@ -358,7 +365,10 @@ def test_values_in_a_file_have_nsq_s_spellings(config, line, attribute, expected
         ("nsqlookupd_tcp_addresses = 1\n", "it must be an array"),
         ("nsqlookupd_tcp_addresses = [1]\n", 'it must be text in quotes: "..."'),
         ("id = 1\nnode_id = 2\n", "the file sets it as id already"),
-        ("tls_required = 1\n", 'it must be text in quotes: "..."'),
+        ("nsqlookupd_tcp_addresses = ['a:1, b:2']\n", 'quoted one by one: ["a:1", "b:2"]'),
+        ("nsqlookupd_tcp_addresses = ['::1:4160']\n", "an IPv6 address goes in brackets"),
+        ("tls_required = 2\n", 'it must be text in quotes: "..."'),
+        ("tls_required = 1\n", "cannot require TLS client connections without TLS key and cert"),
         ("a =\n", "not TOML: Invalid value (at line 1, column 4)"),
     ],
 )  # fmt: skip
@@ -391,6 +401,34 @@ def test_unknown_names_in_a_file_are_told_and_ignored(config, text, note):
     resolved = resolve(NsqdOptions, ["--config", path], {})
     assert resolved.notes == (f"{path}: {note}",)
     assert resolved.options == NsqdOptions(max_rdy_count=7)
+
+
+@pytest.mark.parametrize(
+    ("table", "line", "key"),
+    [
+        (NsqdOptions, 'lookupd_tcp_address = "a:1"', "nsqlookupd_tcp_addresses"),
+        (NsqdOptions, "node_id = 3", "id"),
+        (NsqdOptions, 'auth_http_address = "a:1"', "auth_http_addresses"),
+        (NsqdOptions, 'e2e_processing_latency_percentile = "0.5"', "e2e_processing_latency_percentiles"),
+        (NsqadminOptions, 'lookupd_http_address = "a:1"', "nsqlookupd_http_addresses"),
+        (NsqadminOptions, 'nsqd_http_address = "a:1"', "nsqd_http_addresses"),
+        (NsqadminOptions, 'admin_user = "a"\nnsqd_http_addresses = "a:1"', "admin_users"),
+    ],
+)
+def test_keys_that_nsq_ignores_are_told_and_obeyed(config, table, line, key):
+    path = config(line)
+    resolved = resolve(table, ["--config", path, "--show-config"], {})
+    name = line.partition(" ")[0]
+    told = f"{path}: {name} is obeyed, as {key}; NSQ ignores it; take it out unless you mean it"
+    assert resolved.notes == (told,)
+    assert f"\n{key} = " in show_config(resolved)
+
+
+def test_migration_names_every_key_that_nsq_ignores():
+    page = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8")
+    keys = {key for table in TABLES for row in rows(table) if row.origin == "nsq" for key in row.keys[1:]}
+    assert len(keys) == 7
+    assert [key for key in keys if f"`{key}`" not in page] == []
 
 
 def test_a_file_that_is_not_there_or_not_text(tmp_path):

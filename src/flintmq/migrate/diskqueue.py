@@ -66,12 +66,13 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """A meta file: where nsqd goes on reading and writing."""
+    """A meta file: where nsqd goes on reading and writing; how many messages it says there are, for people only."""
 
     read_file: int
     read_position: int
     write_file: int
     write_position: int
+    depth: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,10 @@ def find_queues(names: Iterable[str]) -> list[Queue]:
 def parse_meta(data: bytes) -> Meta | None:
     """Return the content of a meta file; None when it is not one."""
     match = _META.match(data)
-    return None if match is None else Meta(*map(int, match.groups()[1:]))
+    if match is None:
+        return None
+    depth, read_file, read_position, write_file, write_position = map(int, match.groups())
+    return Meta(read_file, read_position, write_file, write_position, depth)
 
 
 def unread(queue: Queue, sizes: dict[int, int], meta: Meta | None) -> tuple[list[tuple[int, int]], str]:
@@ -171,7 +175,7 @@ def read_records(
     Raises:
         OSError: the file cannot be opened or read.
     """
-    file = files.open(path)
+    file = files.open_to_read(path)
     try:
         yield from _Reader(file, path, message_size_max, report).chunks(position)
     finally:

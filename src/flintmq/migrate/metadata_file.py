@@ -94,13 +94,13 @@ def parse(data: bytes) -> Metadata:
 
 
 def read_small(files: Files, path: str, size_max: int) -> bytes:
-    """Read a whole file that may not be large.
+    """Read a whole file that may not be large; a link is followed.
 
     Raises:
         OSError: it cannot be opened or read.
         StorageError: it is larger than ``size_max``.
     """
-    file = files.open(path)
+    file = files.open_to_read(path)
     try:
         size = file.size()
         if size > size_max:

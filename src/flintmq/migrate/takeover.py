@@ -13,8 +13,9 @@ already. A kill after it leaves files to be moved. A file that changed since it 
 between, is not moved but taken over anew.
 
 Rules of this file: everything here blocks and runs in a worker thread; memory does not grow with the backlog; NSQ's
-files are read and renamed, never written; nsqd.dat counts only when somebody else wrote it (metadata_file.py), queue
-files always, because this nsqd has none of its own.
+files are read and renamed, never written; where one is a link, what it leads to is read, and the link is renamed;
+nsqd.dat counts only when somebody else wrote it (metadata_file.py), queue files always, because this nsqd has none of
+its own.
 
 Source: NSQ's data files, NSQ's defects.
 """
@@ -22,6 +23,7 @@ Source: NSQ's data files, NSQ's defects.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import re
 from collections.abc import Callable, Iterator
@@ -176,6 +178,7 @@ class Takeover:
         self._next_cursor = 1
         self._log_ends: dict[tuple[str, int], int] = {}
         self._faults: list[Fault] = []
+        self._ephemeral_count = 0  # queues left out
         self._read_bytes = 0
         self._message_count = 0
         self._total_bytes = 0
@@ -240,7 +243,9 @@ class Takeover:
         try:
             data = metadata_file.read_small(self._files, path, metadata_file.FILE_BYTES_MAX)
             return None if metadata_file.own_digest(self._files, data) else data
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if path in self._files.list(""):
+                raise _unreadable(path, error) from error  # a link that leads nowhere
             return None
         except (OSError, StorageError) as error:
             raise _unreadable(path, error) from error
@@ -276,14 +281,14 @@ class Takeover:
             raise TakeoverFailed(path, f"not a list of topics: {error}", remedy) from error
         for topic in metadata.topics or ():
             if not _is_durable_name(topic.name):
-                log.warning("%s: topic %r is not a valid name, left out", metadata_file.FILE_NAME, topic.name)
+                log.warning("%s: topic %r %s, left out", metadata_file.FILE_NAME, topic.name, _why_not(topic.name))
                 continue
             wanted = survey.topics.setdefault(topic.name, WantedTopic())
             wanted.paused = bool(wanted.paused) or topic.paused
             for channel in topic.channels or ():
                 if not _is_durable_name(channel.name):
                     where = f"{metadata_file.FILE_NAME}: channel {channel.name!r} of topic {topic.name}"
-                    log.warning("%s is not a valid name, left out", where)
+                    log.warning("%s %s, left out", where, _why_not(channel.name))
                     continue
                 wanted.channels[channel.name] = channel.paused
 
@@ -317,11 +322,15 @@ class Takeover:
         meta = self._meta(queue, survey)
         for name in queue.others:
             survey.looks[name] = ""
-        if not _is_durable_name(queue.topic) or not (queue.channel is None or _is_durable_name(queue.channel)):
+        owners = [queue.topic] if queue.channel is None else [queue.topic, queue.channel]
+        if not all(map(is_valid_name, owners)):
             for name in queue.numbers.values():
                 self._fault(Fault(name, 0, f"{queue.name!r} does not name a topic or channel; it is left out"))
             return
         wanted, doubt = unread(queue, sizes, meta)
+        if any(map(is_ephemeral, owners)):
+            self._leave_out(queue, sum(sizes[number] - position for number, position in wanted), meta)
+            return
         if doubt:
             log.warning("queue %s: %s; everything there is counts as not read", queue.name, doubt)
         files = [(queue.numbers[number], position) for number, position in wanted if position < sizes[number]]
@@ -333,8 +342,25 @@ class Takeover:
         survey.sources.setdefault(queue.topic, []).append(Source(queue, files))
         survey.unread_bytes += sum(sizes[number] - position for number, position in wanted)
 
+    def _leave_out(self, queue: Queue, unread_bytes: int, meta: Meta | None) -> None:
+        """Say what stays behind: NSQ's nsqd keeps the ordinary channels of an #ephemeral topic, which we end."""
+        if not unread_bytes:
+            return
+        self._ephemeral_count += 1
+        if self._ephemeral_count > _FAULTS_SHOWN_MAX:
+            return
+        owner = "topic" if is_ephemeral(queue.topic) else "channel"
+        count = f"{meta.depth} messages, " if meta is not None and meta.depth > 0 else ""
+        log.warning(
+            "queue %s belongs to an #ephemeral %s, which is not taken over (%s%d bytes); its files are kept",
+            queue.name,
+            owner,
+            count,
+            unread_bytes,
+        )
+
     def _size(self, path: str) -> int:
-        file = self._files.open(path)
+        file = self._files.open_to_read(path)
         try:
             return file.size()
         finally:
@@ -554,6 +580,7 @@ class Takeover:
             f"took over the data of NSQ's nsqd: {len(survey.topics)} topics, {channel_count} channels, "
             f"{self._message_count} messages, {self._read_bytes} bytes; "
             + (f"{bad_count} damaged files are kept as .bad" if bad_count else "no damage")
+            + (f"; {self._ephemeral_count} queues that are #ephemeral are left out" if self._ephemeral_count else "")
         )
 
 
@@ -588,9 +615,15 @@ def _is_durable_name(name: str) -> bool:
     return is_valid_name(name) and not is_ephemeral(name)
 
 
+def _why_not(name: str) -> str:
+    return "is #ephemeral, which is not taken over" if is_valid_name(name) else "is not a valid name"
+
+
 def _unreadable(path: str, error: Exception) -> TakeoverFailed:
     reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
-    remedy = "make it readable and writable for this user"
+    remedy = "make it readable for this user"
+    if isinstance(error, OSError) and error.errno in (errno.ELOOP, errno.ENOENT):  # its name is there
+        reason, remedy = "it is a symbolic link that leads to no file", "put the file itself there"
     return TakeoverFailed(path, f"cannot be read: {reason}", remedy)
 
 

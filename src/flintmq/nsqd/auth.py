@@ -6,7 +6,8 @@ Rules of this file:
 - A secret leaves this process only in the request. No error shows a URL, because there is a secret in it
   (:mod:`flintmq.net.http_exchange`); redirects are not followed, because they would carry the secret elsewhere.
 - Answers are bounded in size, in patterns and in the cost of matching (:mod:`flintmq.net.regex`), and large ones are
-  read in a worker thread.
+  read in a worker thread. What they grant is kept once for all connections that are granted the same.
+- Keys are matched whatever their case, as nsqd does: a server in Go that names no keys sends ``TTL``.
 
 Source: NSQ's TCP protocol, NSQ's defects; docs/auth.md.
 """
@@ -14,11 +15,13 @@ Source: NSQ's TCP protocol, NSQ's defects; docs/auth.md.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 from urllib.parse import urlencode, urlsplit, urlunsplit
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -27,19 +30,20 @@ from flintmq.env import Env
 from flintmq.errors import UNREADABLE_JSON, FlintError, without_credentials
 from flintmq.net.http_client import HttpClient
 from flintmq.net.http_exchange import NoAnswer, Request
-from flintmq.net.regex import BadPattern, compiled
+from flintmq.net.regex import BadPattern, Pattern, compiled
 from flintmq.net.tls import Renewed, client_context
 from flintmq.nsqd.options import NsqdOptions, auth_url
 from flintmq.wire.server import go_quote
 
 ANSWER_SIZE_MAX = 1024 * 1024
 ANSWER_SIZE_IN_LOOP = 16 * 1024  # larger ones are read in a worker thread
-AUTHORIZATION_COUNT_MAX = 1000
+AUTHORIZATION_COUNT_MAX = 10_000
 PATTERN_COUNT_MAX = 10_000
-DECISION_COUNT_MAX = 1024  # remembered per connection
+DECISION_COUNT_MAX = 10_000  # remembered per list of authorizations
 CONCURRENT_MAX = 64
 SUBSCRIBE, PUBLISH = "subscribe", "publish"
 _ANY = ".*"
+_REDIRECTS = frozenset((301, 302, 303, 307, 308))
 
 
 class AuthFailed(FlintError):
@@ -81,17 +85,38 @@ class Question:
         }
 
 
-class _Authorization(msgspec.Struct):
-    topic: str | None = None
+class _AuthorizationSent(msgspec.Struct):
+    topic: str = ""
     channels: list[str] | None = None
     permissions: list[str] | None = None
 
 
-class _Answer(msgspec.Struct):
+class _AnswerSent(msgspec.Struct):
     ttl: int | None = None
-    identity: str | None = None
-    identity_url: str | None = None
-    authorizations: list[_Authorization] | None = None
+    identity: str = ""
+    identity_url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Authorization:
+    """One of an answer, compiled: thousands of patterns are more than :func:`compiled` remembers."""
+
+    permissions: frozenset[str]
+    topic: Pattern
+    channels: tuple[Pattern, ...]
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class _Rules:
+    """A list of authorizations, and what has been decided by it."""
+
+    authorizations: tuple[_Authorization, ...]
+    decisions: dict[tuple[str, str, str | None], bool] = field(default_factory=dict)
+
+
+# By the digest of what the auth server sent, for as long as a connection has them: a thousand clients of one service
+# are granted the same, and 10,000 regular expressions take up to 25 MB and most of a second.
+_rules_in_use: WeakValueDictionary[bytes, _Rules] = WeakValueDictionary()
 
 
 class Grants:
@@ -102,17 +127,16 @@ class Grants:
         identity, identity_url: who the client is, for people.
     """
 
-    def __init__(self, answer: _Answer) -> None:
-        self.ttl_s = answer.ttl or 0
-        self.identity = answer.identity or ""
-        self.identity_url = answer.identity_url or ""
-        self._authorizations = answer.authorizations or []
-        self._decisions: dict[tuple[str, str, str | None], bool] = {}
+    def __init__(self, ttl_s: int, identity: str, identity_url: str, rules: _Rules) -> None:
+        self.ttl_s = ttl_s
+        self.identity = identity
+        self.identity_url = identity_url
+        self._rules = rules
 
     @property
     def count(self) -> int:
         """The number of authorizations; a client with none is not let in."""
-        return len(self._authorizations)
+        return len(self._rules.authorizations)
 
     def may_publish(self, topic: str) -> bool:
         """Whether PUB, MPUB and DPUB are allowed."""
@@ -130,24 +154,23 @@ class Grants:
 
     def _decide(self, permission: str, topic: str, channel: str | None) -> bool:
         key = (permission, topic, channel)
-        decision = self._decisions.get(key)
+        decisions = self._rules.decisions
+        decision = decisions.get(key)
         if decision is None:
-            if len(self._decisions) >= DECISION_COUNT_MAX:
-                self._decisions.clear()
-            decision = any(_allows(each, permission, topic, channel) for each in self._authorizations)
-            self._decisions[key] = decision
+            if len(decisions) >= DECISION_COUNT_MAX:
+                decisions.clear()
+            decision = any(_allows(each, permission, topic, channel) for each in self._rules.authorizations)
+            decisions[key] = decision
         return decision
 
 
 def _allows(authorization: _Authorization, permission: str, topic: str, channel: str | None) -> bool:
-    if permission not in (authorization.permissions or ()):
+    if permission not in authorization.permissions or not authorization.topic.search(topic):
         return False
-    if not compiled(authorization.topic or "").search(topic):
-        return False
-    channels = authorization.channels or ([_ANY] if permission == PUBLISH else [])
+    channels = authorization.channels or ((compiled(_ANY),) if permission == PUBLISH else ())
     if channel is None:
         return bool(channels)
-    return any(compiled(each).search(channel) for each in channels)
+    return any(each.search(channel) for each in channels)
 
 
 class ClientAuth:
@@ -204,29 +227,92 @@ def parse_answer(body: bytes) -> Grants:
         AuthFailed: it is malformed, beyond a bound, or names an unknown permission.
     """
     try:
-        answer = msgspec.json.decode(body, type=_Answer)
+        sent = _folded(_decode_object(body), _ANSWER_KEYS)
+        listed = sent.pop("authorizations", msgspec.Raw(b"null"))
+        answer = msgspec.convert(_values(sent), _AnswerSent)
     except UNREADABLE_JSON as error:
         raise AuthFailed(f"the answer cannot be read: {error}") from error
-    authorizations = answer.authorizations or []
-    if len(authorizations) > AUTHORIZATION_COUNT_MAX:
-        raise AuthFailed(f"more than {AUTHORIZATION_COUNT_MAX} authorizations")
-    patterns: dict[str, None] = {}
-    for authorization in authorizations:
-        for permission in authorization.permissions or ():
+    rules = _rules_of(bytes(listed))
+    if answer.ttl is None:
+        raise AuthFailed("the answer has no ttl, the seconds for which it holds")
+    if answer.ttl <= 0:
+        raise AuthFailed(f"invalid ttl {answer.ttl}; it must be more than 0 seconds")
+    return Grants(answer.ttl, answer.identity, answer.identity_url, rules)
+
+
+_decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_objects = msgspec.json.Decoder(list[dict[str, msgspec.Raw]] | None).decode
+_AUTHORIZATION_KEYS = frozenset(_AuthorizationSent.__struct_fields__)
+_ANSWER_KEYS = frozenset((*_AnswerSent.__struct_fields__, "authorizations"))
+_LISTS = frozenset(("authorizations", "channels", "permissions"))
+
+
+def _folded(fields: Mapping[str, msgspec.Raw], names: frozenset[str]) -> dict[str, msgspec.Raw]:
+    """Return the fields of an object by their names in small letters; of several the last counts, as in Go.
+
+    null is no value there, but makes a list empty.
+    """
+    found = {}
+    for key, value in fields.items():
+        name = key if key in names else key.lower()
+        if name in names and (name in _LISTS or bytes(value) != b"null"):
+            found[name] = value
+    return found
+
+
+def _values(fields: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
+    return {name: msgspec.json.decode(value) for name, value in fields.items()}
+
+
+def _rules_of(listed: bytes) -> _Rules:
+    """Return the authorizations of an answer: those of a connection that has the same, or new ones.
+
+    Raises:
+        AuthFailed: they are malformed, too many, or name an unknown permission.
+    """
+    digest = hashlib.sha256(listed).digest()
+    rules = _rules_in_use.get(digest)
+    if rules is None:
+        rules = _rules_in_use[digest] = _Rules(tuple(_authorizations(listed)))
+    return rules
+
+
+def _authorizations(listed: bytes) -> list[_Authorization]:
+    try:
+        objects = _decode_objects(listed) or []
+        if len(objects) > AUTHORIZATION_COUNT_MAX:
+            raise _too_many(len(objects), AUTHORIZATION_COUNT_MAX, "authorizations")
+        sent = [msgspec.convert(_values(_folded(each, _AUTHORIZATION_KEYS)), _AuthorizationSent) for each in objects]
+    except UNREADABLE_JSON as error:
+        raise AuthFailed(f"the answer cannot be read: authorizations: {error}") from error
+    texts: dict[str, None] = {}
+    for each in sent:
+        for permission in each.permissions or ():
             if permission not in (SUBSCRIBE, PUBLISH):
                 raise AuthFailed(f"unknown permission {permission[:100]!r}; there are subscribe and publish")
-        patterns[authorization.topic or ""] = None
-        patterns |= dict.fromkeys(authorization.channels or ())
-    if len(patterns) > PATTERN_COUNT_MAX:
-        raise AuthFailed(f"more than {PATTERN_COUNT_MAX} regular expressions")
+        texts[each.topic] = None
+        texts |= dict.fromkeys(each.channels or ())
+    if len(texts) > PATTERN_COUNT_MAX:
+        raise _too_many(len(texts), PATTERN_COUNT_MAX, "regular expressions")
     try:
-        for pattern in patterns:
-            compiled(pattern)
+        patterns = {text: compiled(text) for text in texts}
     except BadPattern as error:
         raise AuthFailed(str(error)) from error
-    if answer.ttl is None or answer.ttl <= 0:
-        raise AuthFailed(f"invalid ttl {answer.ttl}; it must be more than 0 seconds")
-    return Grants(answer)
+    return [
+        _Authorization(
+            frozenset(each.permissions or ()),
+            patterns[each.topic],
+            tuple(patterns[text] for text in each.channels or ()),
+        )
+        for each in sent
+    ]
+
+
+def _too_many(count: int, count_max: int, what: str) -> AuthFailed:
+    return AuthFailed(
+        f"the answer has {count} {what}, at most {count_max} are taken; let an expression such as ^orders_.*$ stand "
+        "for many names"
+    )
 
 
 def https_endpoint(endpoint: str, body: bytes) -> str:
@@ -332,6 +418,8 @@ class AuthClient:
         status, body = await self._request_once(endpoint, question)
         if status == 403 and not endpoint.startswith("https"):
             status, body = await self._request_once(https_endpoint(endpoint, body), question)
+        if status in _REDIRECTS:
+            raise AuthFailed(f"status {status}: it redirects, which is not followed; give the address it leads to")
         if status != 200:
             raise AuthFailed(f"status {status}")
         return body

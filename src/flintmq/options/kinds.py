@@ -177,7 +177,10 @@ class Choice(_Scalar):
         return self.aliases.get(word, word)
 
     def from_file(self, raw: object) -> str:
-        return self.from_text(str(raw).lower() if isinstance(raw, bool) else super().from_file(raw))
+        """Read a word, or a true, false, 1 or 0 without quotes, where it is one of the words."""
+        word = str(raw).lower() if isinstance(raw, bool | int) else ""
+        is_word = isinstance(raw, bool) or word in self.choices or word in self.aliases
+        return self.from_text(word if word and is_word else super().from_file(raw))
 
     def check(self, value: Any) -> None:
         if value not in self.choices:
@@ -314,6 +317,10 @@ class Items:
 
     def from_file(self, raw: object) -> tuple[Any, ...]:
         if isinstance(raw, list):
+            for part in raw:
+                if isinstance(part, str) and "," in part and isinstance(self.item, Address):
+                    shown = ", ".join(toml_text(each.strip()) for each in part.split(",", 3)[:3])
+                    raise ValueError(f"a comma stands inside the quotes; entries are quoted one by one: [{shown}]")
             return tuple(self.item.from_file(part) for part in raw)
         if not isinstance(raw, str):
             raise ValueError('it must be an array, such as ["a", "b"], or a comma list in quotes')

@@ -5,7 +5,7 @@ The rules of this file: every value remembers where it came from; the first thin
 file may hold names that are unknown: they are told and ignored.
 
 Flags are read by Go's rules, because the spellings are NSQ's: one dash or two, ``--x v`` or ``--x=v``; a bare ``--x``
-is true for switches, which therefore never take the next word as their value.
+is true for switches, which therefore never take the next word as their value. ``--`` ends the flags.
 Source: NSQ's options, Go's package flag.
 """
 
@@ -104,8 +104,12 @@ def _read_flags(table: type[Options], arguments: Sequence[str]) -> _CommandLine:
     words = list(reversed(arguments))
     while words:
         word = words.pop()
+        if word == "--":
+            if not words:
+                break
+            raise OptionError(words[-1], words[-1], "it stands behind --, which ends the flags: NSQ ignores it")
         name, equals, text = word.lstrip("-").partition("=")
-        if not word.startswith("-") or word in ("-", "--"):
+        if not word.startswith("-") or word == "-":
             raise OptionError(word, word, f"{table.program} takes only flags; a switch is turned off as --x=false")
         value = text if equals else None
         row = by_flag.get(name)
@@ -180,6 +184,9 @@ def _read_file(table: type[Options], path: str) -> tuple[dict[str, _Given], tupl
         if row.attribute in given:
             raise OptionError(key, raw, f"the file sets it as {given[row.attribute].name} already", path)
         given[row.attribute] = _Given(key, _checked(row, key, raw, path, from_file=True), path)
+        if key != row.key and row.origin == "nsq":
+            # a file that NSQ has ignored a line of means something else here, and may lock clients out
+            notes.append(f"{path}: {key} is obeyed, as {row.key}; NSQ ignores it; take it out unless you mean it")
     return given, tuple(notes)
 
 

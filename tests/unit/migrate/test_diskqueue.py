@@ -155,6 +155,10 @@ def test_meta_file():
     assert parse_meta(b"4\n0,0\n0,124\n") == Meta(0, 0, 0, 124)
     assert parse_meta(b"-2\n3,7\n12,124\n") == Meta(3, 7, 12, 124)
     assert parse_meta(meta(4, (1, 2), (3, 4))) == Meta(1, 2, 3, 4)
+    assert [found and found.depth for found in map(parse_meta, (meta(4, (1, 2), (3, 4)), b"-2\n3,7\n12,124\n"))] == [
+        4,
+        -2,
+    ]
 
 
 def queue_of(*numbers: int) -> Queue:

@@ -262,11 +262,39 @@ def test_damage_is_reported_and_kept(caplog: pytest.LogCaptureFixture):
     assert "un valid:c" in caplog.text
     bad = [name for name in names(world, ARCHIVE_NAME) if name.endswith(".bad")]
     assert bad == [
-        "e#ephemeral.diskqueue.000000.dat.bad",
         "t:c.diskqueue.000001.dat.bad",
         "t:c.diskqueue.000002.dat.bad",
         "un valid:c.diskqueue.000000.dat.bad",
     ]
+
+
+def test_queues_of_ephemeral_topics_are_left_out_and_no_damage(caplog: pytest.LogCaptureFixture):
+    """NSQ's nsqd has ordinary channels of such a topic on disk, and reads them again when both are made again."""
+    caplog.set_level("INFO")
+    cut = queue_files("cut#ephemeral:c", numbered("m", 2))
+    del cut["cut#ephemeral:c.diskqueue.meta.dat"]
+    read = queue_files("read#ephemeral:c", numbered("m", 2), read_count=2)
+    world = World(
+        queue_files("e#ephemeral:c", numbered("m", 6), read_count=2),
+        cut,
+        read,
+        queue_files("t:c#ephemeral", numbered("m", 1)),
+        queue_files("t:c", numbered("kept", 1)),
+    )
+    broker = world.take_over()
+    assert only_bodies(consume(broker, "t", "c")) == [b"kept-0"]
+    assert list(broker.topics) == ["t"]
+    assert "ERROR" not in [record.levelname for record in caplog.records]
+    says = "which is not taken over"
+    assert [record.getMessage() for record in caplog.records if says in record.getMessage()] == [
+        f"queue cut#ephemeral:c belongs to an #ephemeral topic, {says} (66 bytes); its files are kept",
+        f"queue e#ephemeral:c belongs to an #ephemeral topic, {says} (4 messages, 132 bytes); its files are kept",
+        f"queue t:c#ephemeral belongs to an #ephemeral channel, {says} (1 messages, 33 bytes); its files are kept",
+    ]
+    assert "no damage; 3 queues that are #ephemeral are left out" in caplog.text
+    kept = names(world, ARCHIVE_NAME)
+    assert {*cut, *read, "e#ephemeral:c.diskqueue.000000.dat", "t:c#ephemeral.diskqueue.000000.dat"} <= set(kept)
+    assert [name for name in kept if name.endswith(".bad")] == []
 
 
 def test_too_large_messages_are_left_out_and_their_file_kept(caplog: pytest.LogCaptureFixture):
@@ -288,6 +316,8 @@ def test_names_that_are_not_valid_are_left_out(caplog: pytest.LogCaptureFixture)
     broker = world.take_over()
     assert {name: list(topic.channel_names) for name, topic in broker.topics.items()} == {"ok": ["c"]}
     assert caplog.text.count("left out") == 4
+    assert caplog.text.count("is not a valid name, left out") == 3
+    assert "topic 'e#ephemeral' is #ephemeral, which is not taken over, left out" in caplog.text
 
 
 @pytest.mark.parametrize(
