@@ -20,7 +20,9 @@ do). Assertions are for our own mistakes, exceptions for the world's. Nothing he
     ├── StorageError
     │   ├── CorruptRecord(path, position, reason)
     │   ├── DiskFull(path, free_bytes, needed_bytes)
-    │   ├── WriteFailed(path, reason)                 the partition is read-only from here on
+    │   ├── FileSizeLimit(path)
+    │   ├── WriteFailed(path, reason)
+    │   │   └── PartitionFailed                       the partition is read-only from here on
     │   ├── PermissionMissing(path, user, owner)
     │   └── DataPathLocked(path, reason)
     ├── BodyError(kind, reason)                       a body is not what the application says it is
@@ -202,8 +204,22 @@ class DiskFull(StorageError):
         )
 
 
+class FileSizeLimit(StorageError):
+    """More is to be stored at once than a file may have: nothing of it was stored, and smaller things go on."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} would be larger than files may be here; raise the limit (LimitFSIZE of systemd, ulimit -f) "
+            "and start nsqd again, or publish less at once"
+        )
+
+
 class WriteFailed(StorageError):
-    """A write or sync of a data file failed; the partition takes no more publishes until nsqd is restarted."""
+    """A write or sync of a data file failed."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(path, reason)
@@ -212,6 +228,17 @@ class WriteFailed(StorageError):
 
     def __str__(self) -> str:
         return f"write to {self.path} failed: {self.reason}"
+
+
+NO_MORE_MESSAGES: Final = "the partition takes no more messages until nsqd is restarted"
+"""The end of texts that name a partition, and why a write or sync of it failed."""
+
+
+class PartitionFailed(WriteFailed):
+    """A write or sync of a partition failed, and it takes no more messages until nsqd is restarted."""
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}; {NO_MORE_MESSAGES}"
 
 
 class PermissionMissing(StorageError):

@@ -74,7 +74,7 @@ def _run(*command: str | Path) -> None:
 @contextlib.contextmanager
 def mounted_tmpfs(path: Path, size_bytes: int) -> Iterator[Mount]:
     """A file system in memory with a bound on its size."""
-    path.mkdir()
+    path.mkdir(exist_ok=True)
     _run("mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", path)
     try:
         yield Mount(path)

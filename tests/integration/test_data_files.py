@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import stat
 from pathlib import Path
 
 import pytest
-from tests.integration.daemons import Daemons, Nsqd, dpub, pub, req, wait_until
+from tests.integration.daemons import Daemons, Nsqd, dpub, pub, req, sized, wait_until
 from tests.integration.mounts import mounted_tmpfs, needs_root
 
 
@@ -63,6 +65,78 @@ def test_deleting_a_topic_leaves_alone_what_its_link_leads_to(nsqd: Nsqd, tmp_pa
     assert f"leads to {elsewhere}: the link is removed" in nsqd.log
     nsqd.restart()
     assert nsqd.get("/stats?format=json")["topics"] == []
+
+
+def test_a_partition_that_takes_no_more_messages_says_until_when(daemons: Daemons):
+    """To its publishers, of a plain topic and of one with partitions, in /ping and in the log."""
+    nsqd = daemons.nsqd("--durability=os", "--max-bytes-per-file=1000")
+    assert nsqd.post("/topic/create?topic=parts&partition_num=2").status == 200
+    to_parts = b"PUB parts 0\n" + sized(b"x" * 900)
+    nsqd.publish("plain", b"x" * 900)
+    with nsqd.connect() as connection:
+        connection.ok(to_parts)
+    for directory in (nsqd.data_path / "topics").glob("*/p-0000"):
+        shutil.rmtree(directory)  # the next segment cannot be begun there
+    until = "; the partition takes no more messages until nsqd is restarted"
+    for publish in (pub("plain", b"x" * 900), to_parts):
+        for code in ("E_PUB_FAILED", "E_FAILED_ON_NOT_WRITABLE" if b"parts" in publish else "E_PUB_FAILED"):
+            with nsqd.connect() as connection:
+                error = connection.error(publish)
+                assert error.startswith(f"{code} ") and error.endswith(until), error
+    answer = nsqd.request("GET", "/ping")
+    assert answer.status == 500 and answer.text.endswith(until)
+    for topic in ("plain", "parts"):
+        assert nsqd.log.count(f"ERROR: writing to topics/t-{topic}/p-0000 failed: ") == 1
+
+
+@pytest.mark.parametrize("how", ["link", "moved", pytest.param("mounted", marks=needs_root)])
+def test_what_the_data_path_leads_to_later_splits_nothing(daemons: Daemons, tmp_path: Path, how: str):
+    """Old and new topics, full segments, deletions: all of it is in the directory of the start, and /ping tells."""
+    path, real, other = tmp_path / "path", tmp_path / "real", tmp_path / "other"
+    for each in (real, other):
+        each.mkdir()
+    if how == "link":
+        path.symlink_to(real)
+    nsqd = daemons.new_nsqd("--max-bytes-per-file=1000", data_path=path)
+    nsqd.start()
+    for topic in ("t", "gone"):
+        nsqd.publish(topic, *[b"before" + b"x" * 900] * 3)
+        nsqd.post(f"/channel/create?topic={topic}&channel=c")
+    with contextlib.ExitStack() as changes:
+        if how == "link":
+            (tmp_path / "new").symlink_to(other)
+            (tmp_path / "new").rename(path)
+        elif how == "moved":
+            path.rename(tmp_path / "elsewhere")
+            path.mkdir()
+        else:
+            changes.enter_context(mounted_tmpfs(path, 10 * 1024 * 1024))
+        wait_until(lambda: "is another directory than at the start" in nsqd.log, "it is noticed")
+        answer = nsqd.request("GET", "/ping")
+        assert answer.status == 500 and f"NOK - the data path {path} is another directory" in answer.text
+        for topic in ("t", "new"):
+            for _ in range(3):
+                nsqd.publish(topic, b"after" + b"x" * 900)
+            assert nsqd.post(f"/channel/create?topic={topic}&channel=c").status == 200
+        assert nsqd.post("/topic/delete?topic=gone").status == 200
+        with nsqd.connect() as connection:
+            connection.subscribe("t", "c", 1)
+            connection.finish(connection.message())
+        wait_until(lambda: nsqd.unfinished("t", "c") == 5, "it is finished")
+        assert nsqd.log.count("ERROR: the data path") == 1
+        nsqd.kill()
+        assert list(path.iterdir()) == []
+    if how == "link":
+        path.unlink()
+        path.symlink_to(real)
+    elif how == "moved":
+        path.rmdir()
+        (tmp_path / "elsewhere").rename(path)
+    nsqd.start()
+    assert nsqd.request("GET", "/ping").body == b"OK"
+    rows = nsqd.get("/stats?format=json")["topics"]
+    assert {row["topic_name"] for row in rows} == {"new", "t"}
+    assert nsqd.unfinished("new", "c") == 3 and nsqd.unfinished("t", "c") in (5, 6)
 
 
 @needs_root

@@ -44,7 +44,7 @@ from flintmq.broker.publishes import Publishes
 from flintmq.broker.replica_rows import KeptFloors
 from flintmq.broker.replicas import NewReplica, Replicas
 from flintmq.broker.restore import Restore
-from flintmq.broker.retention import Retention, drop_consumed
+from flintmq.broker.retention import Retaining, Retention
 from flintmq.broker.seek import drop_deferred
 from flintmq.broker.subscription import Subscription
 from flintmq.broker.tagged import TaggedChannel
@@ -102,6 +102,7 @@ class Broker:
         publishes: what is published and not stored.
         replicas: what this node has of partitions that are kept on several.
         deliveries: channels that are to be looked at, now or at some time.
+        retaining: what retention does.
         mark: has a channel looked at; see :meth:`Deliveries.mark`.
         publish_to, write_pending, commit_groups: what happens to a publish in a turn; see :class:`Publishes`, whose
             methods they are.
@@ -110,6 +111,7 @@ class Broker:
         on_dead_letter_topic: finds a dead-letter topic or creates it.
         on_problem: told what could not be read or written, and is tried again.
         on_damage: told of messages that are missing.
+        on_log_failed: told once of the directory of each log that takes no more messages, and why; maybe in a thread.
         on_known_damage: told once of damage that earlier processes found.
         on_topic_change: told of a topic, a channel or None, and whether it is there now.
         on_defect: told what was being done, and an exception that nobody expected there; the other members of the turn
@@ -129,17 +131,18 @@ class Broker:
         self.on_known_damage: Callable[[list[tuple[int, int, bytes]]], None] = lambda _stored: None
         self.on_damage: Callable[[Damage], None] = lambda _damage: None
         self.on_problem: Callable[[StorageError], None] = lambda _error: None
+        self.on_log_failed: Callable[[str, str], None] = lambda _directory, _reason: None
         self.on_defect: Callable[[str, Exception], None] = _raise
         self.on_topic_change: Callable[[str, str | None, bool], None] = lambda _topic, _channel, _exists: None
         self.on_dead_letter_topic: Callable[[str, int], Topic] = self.extended_topic
         self._files = files
         self._store = store
-        self._retention = Retention(options.retention_time_ns, options.retention_bytes)
         self.budget = budget = Budget(options.memory_budget_bytes)
         caches_bytes = budget.caches_max_bytes
         self._cache = ReadCache(min(READ_CACHE_BYTES, caches_bytes // 3), min(TAIL_CACHES_BYTES, caches_bytes * 2 // 3))
         self._delayed_notes = DelayedNotes()
         self._logs = Logs(files, self._cache, options.segment_bytes, report)
+        self._logs.on_failed = self._tell_log_failed
         self._metadata = metadata = Metadata()
         self._marks = LogMarks()
         self._losses = Losses(self._tell_damage, self._tell_problem)
@@ -162,6 +165,8 @@ class Broker:
             self._dead_letter_topic,
             self._tell_problem,
         )
+        retention = Retention(options.retention_time_ns, options.retention_bytes)
+        self.retaining = Retaining(retention, self._settings.clock_steps, self._tell_problem)
         self.on_settings_change = self._settings.on_change
         self.find_dead_letters = self._settings.find_dead_letters
         adoption = Adoption(
@@ -200,6 +205,9 @@ class Broker:
 
     def _tell_problem(self, error: StorageError) -> None:
         self.on_problem(error)
+
+    def _tell_log_failed(self, directory: str, reason: str) -> None:
+        self.on_log_failed(directory, reason)
 
     def _tell_damage(self, damage: Damage) -> None:
         self.on_damage(damage)
@@ -1026,8 +1034,13 @@ class Broker:
     def flush_ended(
         self, flush: Flush, answers: list[packs.DuePacks], error: BaseException | None, wall_ns: int
     ) -> None:
-        """Take note of a flush: on failure everything in it is tried again with the next one."""
+        """Take note of a flush: on failure everything in it is tried again with the next one.
+
+        Args:
+            wall_ns: the clock of due times, for retention.
+        """
         self._progress.ended(flush, answers, error, wall_ns)
+        self.retaining.tell()
 
     def pack_damaged(self, channel: Channel, stored: packs.StoredPack) -> None:
         """Spilled messages cannot be read any more: what of them the log still has is taken from there."""
@@ -1035,26 +1048,29 @@ class Broker:
         self.was_changed(channel)
 
     def floor_written(self, partition: Partition, wall_ns: int) -> None:
-        """Drop segments that every channel has passed and that the topic's retention does not keep."""
+        """Drop segments that every channel has passed and that the topic's retention does not keep.
+
+        Args:
+            wall_ns: the clock of due times.
+        """
         if partition.is_deleted:
             return
-        try:
-            drop_consumed(partition, self._retention, wall_ns)
-        except StorageError as error:
-            self.on_problem(error)
+        self.retaining.apply(partition.topic_name, partition, wall_ns)
         self.publishes.note_snapshot(partition)
 
     def retain_all(self, wall_ns: int) -> None:
-        """Apply retention to every partition; to be called now and then, because time passes without any progress."""
+        """Apply retention to every partition; to be called now and then, because time passes without any progress.
+
+        Args:
+            wall_ns: the clock of due times.
+        """
         for topic in self.topics.values():
             for partition in topic.partitions.values():
                 self.floor_written(partition, wall_ns)
         for replica in self.replicas.values():
             if replica.partition is None and not replica.work:
-                try:
-                    drop_consumed(replica, self._retention, wall_ns)
-                except StorageError as error:
-                    self.on_problem(error)
+                self.retaining.apply(replica.topic, replica, wall_ns, is_copied=True)
+        self.retaining.tell()
 
     def memory_used(self) -> dict[str, int]:
         """Count the bytes of the memory budget that are used, by share."""

@@ -51,9 +51,11 @@ class Logs:
 
     Attributes:
         on_lost: told of a log's directory, and of what the log lacks that it had, from first to end (exclusive).
+        on_failed: told of a log's directory, and why it takes no more messages; see :class:`PartitionLog`.
     """
 
-    __slots__ = ("_cache", "_files", "_removal_count", "_report", "_segment_bytes", "_told_lost", "on_lost")
+    __slots__ = ("_cache", "_files", "_removal_count", "_report", "_segment_bytes", "_told_lost",
+                 "on_failed", "on_lost")  # fmt: skip
 
     def __init__(
         self, files: Files, cache: ReadCache, segment_bytes: int, report: Callable[[Corruption], None]
@@ -65,6 +67,7 @@ class Logs:
         self._removal_count = 0
         self._told_lost: dict[str, list[tuple[int, int]]] = {}  # by the directories of logs that are being opened
         self.on_lost: Callable[[str, int, int], None] = _nobody
+        self.on_failed: Callable[[str, str], None] = lambda _directory, _reason: None
 
     def look(self) -> OnDisk:
         """Find out which directories there are."""
@@ -100,7 +103,7 @@ class Logs:
         Args:
             log_id: its identity; of a replica the one that it has on other nodes, else wall time in ns will do.
         """
-        return PartitionLog.new(
+        log = PartitionLog.new(
             self._files,
             log_directory(topic, number),
             partition=number,
@@ -110,6 +113,8 @@ class Logs:
             created_ns=log_id,
             is_replica=is_replica,
         )
+        log.on_failed = self._failed
+        return log
 
     def open(self, topic: str, number: int, wall_ns: int) -> PartitionLog:
         """Open a log, or create it. Blocks.
@@ -137,7 +142,7 @@ class Logs:
         self._told_lost = {}
 
     def _open(self, places: Sequence[LogPlace], wall_ns: int) -> list[PartitionLog]:
-        return PartitionLog.open_all(
+        logs = PartitionLog.open_all(
             self._files,
             places,
             segment_bytes=self._segment_bytes,
@@ -145,6 +150,14 @@ class Logs:
             report=self._damaged,
             created_ns=wall_ns,
         )
+        for log in logs:
+            log.on_failed = self._failed
+            if log.failed is not None:
+                self._failed(log.directory, log.failed)
+        return logs
+
+    def _failed(self, directory: str, reason: str) -> None:
+        self.on_failed(directory, reason)
 
     def _damaged(self, found: Corruption) -> None:
         directory, lost = found.path.rpartition("/")[0], (found.first_sequence_lost, found.end_sequence_lost)

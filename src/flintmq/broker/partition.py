@@ -19,7 +19,7 @@ from flintmq.broker.channel import Channel
 from flintmq.broker.clock_steps import ClockSteps
 from flintmq.broker.delayed import DelayedAhead, DelayedNotes
 from flintmq.broker.producers import OncePublish, Producers
-from flintmq.errors import StorageError, WriteFailed
+from flintmq.errors import PartitionFailed, StorageError
 from flintmq.limits import BATCH_COUNT_MAX
 from flintmq.message import EMPTY_HEADERS, FRAME_OVERHEAD_BYTES, TRACE_ID_SIZE
 from flintmq.settings import Limits
@@ -334,7 +334,7 @@ class Partition:
         """
         if self.log.failed is not None:  # not even of what is in it is known whether it would survive
             group = PublishGroup(self)
-            group.end(WriteFailed(self.topic_name, self.log.failed))
+            group.end(PartitionFailed(self.topic_name, self.log.failed))
             return group
         if self.producers is None:
             self.producers = Producers(self.log)

@@ -16,8 +16,10 @@ import msgspec
 from flintmq.broker.bounds import TopicBounds
 from flintmq.broker.channel import Channel
 from flintmq.broker.channels import Channels
+from flintmq.broker.clock_steps import ClockSteps
 from flintmq.broker.dead_letters import DeadLetters, FindElsewhere
 from flintmq.broker.deliveries import Deliveries
+from flintmq.broker.known_topic import completed
 from flintmq.broker.limiter import ChannelLimiter
 from flintmq.broker.metadata import Metadata
 from flintmq.broker.partition import Bounds, Partition, PublishGroup
@@ -82,6 +84,11 @@ class TopicSettings:
         """Go on with what the database has: by topic and channel, which is empty for the topic's own."""
         self._settings = settings
 
+    @property
+    def clock_steps(self) -> ClockSteps:
+        """The steps of the wall clock."""
+        return self._dead_letters.clock_steps
+
     def clock_moved(self, shift_ns: int, due_clock_ns: int) -> None:
         """The wall clock was set, as :meth:`flintmq.broker.clock_steps.ClockSteps.moved` says it."""
         self._dead_letters.clock_steps.moved(shift_ns, due_clock_ns)
@@ -91,6 +98,10 @@ class TopicSettings:
     def own(self, topic: str, channel: str | None = None) -> Settings:
         """Return what was set for a topic or one of its channels itself."""
         return self._settings.get((topic, channel or ""), NOTHING)
+
+    def own_all(self, topic: str) -> dict[str, Settings]:
+        """Return what was set for a topic itself, under an empty name, and for its channels."""
+        return {channel: settings for (name, channel), settings in self._settings.items() if name == topic}
 
     def of(self, topic: str, channel: str | None = None) -> Limits:
         """Return what is in force for a topic or one of its channels, or would be if it were there."""
@@ -149,10 +160,7 @@ class TopicSettings:
         What is set for them here stays.
         """
         for channel, theirs in settings.items():
-            own = self.own(topic, channel)
-            names = [name for name in theirs.__struct_fields__ if getattr(own, name) is None]
-            missing = {name: getattr(theirs, name) for name in names}
-            self._settings[topic, channel] = msgspec.structs.replace(own, **missing)
+            self._settings[topic, channel] = completed(self.own(topic, channel), theirs)
 
     def release(self, topic: str) -> None:
         """Forget what is set for a topic that is not here any more, and not what is stored of it."""

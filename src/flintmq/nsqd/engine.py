@@ -19,8 +19,9 @@ from typing import Any, Protocol
 from flintmq.broker.broker import Broker
 from flintmq.broker.deliveries import share_turn
 from flintmq.broker.partition import PublishGroup
+from flintmq.broker.retention import Removed
 from flintmq.env import Env
-from flintmq.errors import StorageError, WriteFailed
+from flintmq.errors import NO_MORE_MESSAGES, PartitionFailed, StorageError, WriteFailed
 from flintmq.limits import CURSOR_FLUSH_S
 from flintmq.net.problems import Problems
 from flintmq.net.tasks import kept_up
@@ -92,6 +93,9 @@ class Engine:
         self._defects: dict[str, float] = {}
         self._problems = Problems(env.clock)
         broker.on_defect = self._tell_defect
+        broker.on_log_failed = _log_failed
+        broker.retaining.on_removed = _log_removed
+        broker.retaining.on_ahead = _log_ahead
         self.received_bytes = 0
         self._budget = broker.budget
         self._memory = MemoryWatch(broker.budget, broker, self.loop, self.schedule)
@@ -302,7 +306,7 @@ class Engine:
             if group.partition.is_deleted:
                 group.end(None)  # stored, and then deleted with its topic
             elif failed:
-                group.end(WriteFailed(group.partition.topic_name, failed))
+                group.end(PartitionFailed(group.partition.topic_name, failed))
             elif group.meet_condition():
                 stored.append(group)
         self.broker.commit_groups(stored)
@@ -325,10 +329,6 @@ class Engine:
                 self._may_retain_more = True
             if ticket.snapshot_error is not None:
                 log.error("%s: %s", each.directory, each.producers.snapshot_error)
-            if error is not None:
-                # /ping tells as long as the log is there: it has noted the failure
-                what = "the partition takes no more messages until nsqd is restarted"
-                log.error("sync of %s failed: %s; %s", each.directory, error, what)
 
     # -- new topics ------------------------------------------------------------------------------------------------
 
@@ -375,11 +375,11 @@ class Engine:
             self._flush_wanted.clear()
             if self._closing:
                 return
+            self._watch_wall_clock()
             if self._may_retain_more or self.loop.time() - retained_at > _RETAIN_S:
                 retained_at = self.loop.time()
                 self._may_retain_more = False
-                self.broker.retain_all(self.env.clock.wall_ns())
-            self._watch_wall_clock()
+                self.broker.retain_all(self.due_clock_ns())
             if self.broker.sweep(self.due_clock_ns()):
                 self.schedule()
             if self._publishes.snapshots_due:
@@ -429,7 +429,7 @@ class Engine:
             answers = await self.env.run_blocking(broker.run_flush, flush, due_clock_ns, sync)
         except Exception as failure:  # noqa: BLE001 - raised below; what was taken goes back first, whatever it was
             error = failure
-        broker.flush_ended(flush, answers, error, self.env.clock.wall_ns())
+        broker.flush_ended(flush, answers, error, self.due_clock_ns())
         if flush.has_metadata and error is None:
             self.on_metadata()
         self.schedule()
@@ -478,3 +478,19 @@ class Engine:
         self.broker.note_synced()
         await self.flush_progress(sync=True)
         self.broker.close()
+
+
+def _log_failed(directory: str, reason: str) -> None:
+    # /ping tells as long as the log is there
+    log.error("writing to %s failed: %s; %s", directory, reason, NO_MORE_MESSAGES)
+
+
+def _log_removed(topic: str, removed: Removed) -> None:
+    what = f"{removed.messages} messages in {removed.segments} files, {removed.size_bytes} bytes"
+    log.info("TOPIC(%s): retention by time removes %s; all channels have finished them", topic, what)
+
+
+def _log_ahead(topics: list[str]) -> None:
+    more = f" and {len(topics) - 1} more topics" if len(topics) > 1 else ""
+    what = "messages have times that lie ahead; retention by time counts them as stored when those behind them were"
+    log.warning("TOPIC(%s)%s: %s", topics[0], more, what)

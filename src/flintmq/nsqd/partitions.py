@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 
 from flintmq.broker.partition import Partition
 from flintmq.broker.topic import Topic
-from flintmq.errors import RemoteProtocolError
+from flintmq.errors import NO_MORE_MESSAGES, RemoteProtocolError
 from flintmq.nsqd import extended
 from flintmq.wire.commands import COMMANDS
 from flintmq.wire.server import NOT_A_NUMBER, Publish, Subscribe
@@ -63,7 +63,8 @@ def _partition_of(topic: Topic, command: str, number: int | None) -> Partition:
     else:
         partition = topic.partitions[number]
     if partition.log.failed and topic.meta.is_partitioned:
-        what = f"{command} topic {topic.name} partition {partition.number}: {partition.log.failed}"
+        where = f"{command} topic {topic.name} partition {partition.number}"
+        what = f"{where}: {partition.log.failed}; {NO_MORE_MESSAGES}"
         raise RemoteProtocolError("E_FAILED_ON_NOT_WRITABLE", what, fatal=False)
     return partition
 

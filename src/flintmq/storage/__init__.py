@@ -20,7 +20,7 @@ from flintmq.storage.floors import FloorFile
 from flintmq.storage.identity import DamagedIdentity, node_id, read_number, write_number
 from flintmq.storage.memory_log import MemoryLog
 from flintmq.storage.partition_log import CutsCommitted, LogPlace, PartitionLog, SegmentInfo, SyncTicket, run_tickets
-from flintmq.storage.recovery import is_made_empty
+from flintmq.storage.recovery import is_made_empty, log_id_in
 from flintmq.storage.segment import Corruption
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "create_logs",
     "database_error",
     "is_made_empty",
+    "log_id_in",
     "node_id",
     "prepare_connection",
     "read_number",

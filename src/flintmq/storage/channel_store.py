@@ -141,6 +141,7 @@ class StoredAbout(msgspec.Struct, array_like=True):
         settings: as :func:`flintmq.settings.encode_settings` has them, by channel; of the topic under an empty name.
         lost_from: of this node's copy, the first sequence that it had and lacks; 0: it lacks nothing.
         is_progress_lost: of this node's copy, it had more of the channels than it has.
+        led_by: the latest epoch that this node's copy was told of, and the incarnation of the process that leads in it.
     """
 
     meta: bytes
@@ -149,6 +150,7 @@ class StoredAbout(msgspec.Struct, array_like=True):
     settings: dict[str, bytes] = {}
     lost_from: int = 0
     is_progress_lost: bool = False
+    led_by: tuple[int, str] = (0, "")
 
 
 decode_history = msgspec.msgpack.Decoder(list[tuple[int, int]]).decode

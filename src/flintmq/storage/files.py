@@ -19,8 +19,9 @@ import fcntl
 import logging
 import os
 import sqlite3
+import stat
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -32,6 +33,7 @@ Errors = list[OSError | None]  # of several calls, in their order
 RESERVE_NAME = "room-to-start"
 """A file that is deleted for a start on a full disk."""
 _RESERVE_BYTES = 1024 * 1024
+_GOES_ON = "all goes on in the directory of the start; the path has to lead there again before the next start"
 
 log = logging.getLogger(__name__)
 
@@ -132,10 +134,19 @@ class Files(Protocol):
     """The data directory."""
 
     def open(self, path: str, create: bool = False) -> File:
-        """Open for reading and writing; with ``create`` the file is made if it does not exist.
+        """Open for reading and writing; with ``create`` the file is made if it does not exist. No link is followed.
 
         Raises:
             FileNotFoundError: it does not exist and ``create`` is false.
+        """
+        ...
+
+    def open_to_read(self, path: str) -> File:
+        """Open a file that somebody else may have put there, for reading only; a link is followed.
+
+        Raises:
+            FileNotFoundError: it does not exist, or it is a link that leads nowhere.
+            OSError: it is something else than a file, such as a pipe.
         """
         ...
 
@@ -312,12 +323,20 @@ def _text(data: bytes) -> str:
 
 
 class SqliteDatabase:
-    """SQLite in WAL mode: a commit without ``sync`` survives the process, with it a power loss too."""
+    """SQLite in WAL mode: a commit without ``sync`` survives the process, with it a power loss too.
 
-    def __init__(self, path: str) -> None:
+    Args:
+        path: its name in messages.
+        place: where it is, which SQLite can only be told as a path; the same when empty.
+        check_place: raises a StorageError where that path leads elsewhere by now.
+    """
+
+    def __init__(self, path: str, place: str = "", check_place: Callable[[], None] | None = None) -> None:
         self._path = path
+        self._place = place or path
+        self._check_place = check_place
         try:
-            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
+            self._connection = sqlite3.connect(self._place, isolation_level=None, check_same_thread=False, timeout=10.0)
         except sqlite3.Error as error:
             raise self._failure(error) from error
         try:
@@ -337,11 +356,11 @@ class SqliteDatabase:
 
     def _failure(self, error: sqlite3.Error) -> StorageError:
         """SQLite does not say that it was permission that it lacked, or room."""
-        for path in (os.path.dirname(self._path), self._path, f"{self._path}-wal", f"{self._path}-shm"):
+        for path in (os.path.dirname(self._place), self._place, f"{self._place}-wal", f"{self._place}-shm"):
             if os.path.exists(path) and not os.access(path, os.R_OK | os.W_OK):
                 return permission_missing(path)
         may_lack_room = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL)
-        if may_lack_room and _is_full(os.path.dirname(self._path)):
+        if may_lack_room and _is_full(os.path.dirname(self._place)):
             return StorageError(f"{self._path}: the disk is full ({error}); free some space")
         return database_error(self._path, error)
 
@@ -367,7 +386,9 @@ class SqliteDatabase:
             raise self._failure(error) from error
 
     def snapshot(self) -> SqliteSnapshot:
-        return SqliteSnapshot(self._path)
+        if self._check_place is not None:
+            self._check_place()
+        return SqliteSnapshot(self._path, self._place)
 
     def close(self) -> None:
         self._connection.close()
@@ -383,10 +404,10 @@ def _is_full(directory: str) -> bool:
 class SqliteSnapshot:
     """A connection of its own in a transaction that reads, which WAL lets go on beside those that write."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, place: str) -> None:
         self._path = path
         try:
-            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
+            self._connection = sqlite3.connect(place, isolation_level=None, check_same_thread=False, timeout=10.0)
         except sqlite3.Error as error:
             raise database_error(path, error) from error
         try:
@@ -408,28 +429,15 @@ class SqliteSnapshot:
         self._connection.close()
 
 
-def _keep_private(path: str) -> None:
-    """Make the file of a database before SQLite does, which lets the umask decide who may read it; its journals follow.
-
-    Raises:
-        StorageError: it cannot be made.
-    """
-    try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        for each in (path, f"{path}-wal", f"{path}-shm"):
-            with contextlib.suppress(FileNotFoundError, PermissionError):  # of another user: it is theirs to decide
-                mode = os.stat(each).st_mode & 0o7777
-                if mode & 0o077:
-                    os.chmod(each, mode & 0o700)
-    except OSError as error:
-        raise StorageError(f"{path}: {error.strerror or error}") from error
-
-
 class OsFiles:
     """The data directory on the operating system, locked against a second nsqd while this object lives.
 
     The lock is ``flock`` on the directory itself, as nsqd's: the kernel drops it when the process dies, in any way. On
     a full disk the room that :meth:`keep_reserve` kept is given up.
+
+    Everything is looked up from the directory that is locked, so that all of it stays together whatever the path leads
+    to later, where something is mounted over it or a link changed. SQLite takes paths alone: it keeps what it has open,
+    and what it would open later is refused then. :meth:`displaced` tells.
 
     Raises:
         StorageError: the directory does not exist or is not a directory.
@@ -444,6 +452,7 @@ class OsFiles:
             raise permission_missing(self.root) from error
         except OSError as error:
             raise StorageError(f"data-path {self.root}: {error.strerror}; create the directory first") from error
+        self._place = os.path.realpath(self.root)
         try:
             fcntl.flock(self._directory_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -459,7 +468,7 @@ class OsFiles:
         is stored, so that it can be deleted. A file system that compresses keeps no room by this.
         """
         try:
-            if not os.path.exists(self._absolute(RESERVE_NAME)) and self.free_bytes() >= DISK_RESERVE_BYTES:
+            if not self._exists(RESERVE_NAME) and self.free_bytes() >= DISK_RESERVE_BYTES:
                 with contextlib.closing(self.open(RESERVE_NAME, create=True)) as file:
                     file.write_at(0, bytes(_RESERVE_BYTES))
         except OSError as error:
@@ -468,7 +477,7 @@ class OsFiles:
 
     def _give_up_reserve(self) -> None:
         try:
-            if self.free_bytes() < _RESERVE_BYTES and os.path.exists(self._absolute(RESERVE_NAME)):
+            if self.free_bytes() < _RESERVE_BYTES and self._exists(RESERVE_NAME):
                 self.remove(RESERVE_NAME)
                 log.warning("%s: the disk is full; %s was deleted, to start all the same", self.root, RESERVE_NAME)
         except OSError as error:
@@ -480,65 +489,144 @@ class OsFiles:
             raise StorageError(f"path {path!r} leaves the data directory {self.root}")
         return os.path.join(self.root, *parts)
 
+    @contextlib.contextmanager
+    def _named(self, absolute: str) -> Iterator[None]:
+        """Let errors name a path as whoever started this knows it."""
+        try:
+            yield
+        except OSError as error:
+            error.filename = absolute
+            raise
+
+    def _exists(self, path: str) -> bool:
+        try:
+            os.stat(path, dir_fd=self._directory_fd)
+        except OSError:
+            return False
+        return True
+
+    def _is_directory(self, path: str) -> bool:
+        try:
+            return stat.S_ISDIR(os.stat(path, dir_fd=self._directory_fd).st_mode)
+        except OSError:
+            return False
+
+    def displaced(self) -> str:
+        """Say why a process that is started with this path would not find what is here; empty when it would. Blocks."""
+        try:
+            found = os.stat(self.root)
+        except OSError as error:
+            return f"the data path {self.root} is not there any more ({error.strerror}); {_GOES_ON}"
+        if os.path.samestat(found, os.fstat(self._directory_fd)):
+            return ""
+        return (
+            f"the data path {self.root} is another directory than at the start: was something mounted over it, or a "
+            f"link changed? {_GOES_ON}"
+        )
+
+    def _check_place(self) -> None:
+        try:
+            is_here = os.path.samestat(os.stat(self._place), os.fstat(self._directory_fd))
+        except OSError:
+            is_here = False
+        if not is_here:
+            raise StorageError(f"{self.root}: {self._place} is not the directory any more that it was at the start")
+
     def open(self, path: str, create: bool = False) -> OsFile:
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
         absolute = self._absolute(path)
-        return OsFile(absolute, os.open(absolute, flags, 0o600))
+        with self._named(absolute):
+            return OsFile(absolute, os.open(path, flags, 0o600, dir_fd=self._directory_fd))
+
+    def open_to_read(self, path: str) -> OsFile:
+        absolute = self._absolute(path)
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # without which a pipe is waited for
+        with self._named(absolute):
+            fd = os.open(path, flags, dir_fd=self._directory_fd)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError(errno.EINVAL, "not a regular file", absolute)
+        return OsFile(absolute, fd)
 
     def list(self, path: str) -> list[str]:
         try:
-            return sorted(os.listdir(self._absolute(path)))
+            return sorted(self._names(path))
         except FileNotFoundError:
             return []
+
+    def _names(self, path: str, flags: int = 0) -> Sequence[str]:
+        with self._directory(path, flags) as fd:
+            return os.listdir(fd)
+
+    @contextlib.contextmanager
+    def _directory(self, path: str, flags: int = 0) -> Iterator[int]:
+        with self._named(self._absolute(path) if path else self.root):
+            flags |= os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+            fd = os.open(path or ".", flags, dir_fd=self._directory_fd)
+            try:
+                yield fd
+            finally:
+                os.close(fd)
 
     def make_directory(self, path: str, durable: bool = True) -> None:
         self._absolute(path)  # refuses a path that leaves the data directory
         parent = ""
         for part in path.split("/"):
             child = f"{parent}/{part}" if parent else part
+            absolute = self._absolute(child)
             try:
-                os.mkdir(self._absolute(child), 0o700)
+                with self._named(absolute):
+                    os.mkdir(child, 0o700, dir_fd=self._directory_fd)
             except FileExistsError as error:
-                if not os.path.isdir(self._absolute(child)):
-                    raise NotADirectoryError(errno.ENOTDIR, "not a directory", self._absolute(child)) from error
+                if not self._is_directory(child):
+                    raise NotADirectoryError(errno.ENOTDIR, "not a directory", absolute) from error
             else:
                 if durable:
                     self.sync_directory(parent)
             parent = child
 
     def rename(self, source: str, target: str) -> None:
-        os.rename(self._absolute(source), self._absolute(target))
+        fd, names = self._directory_fd, (self._absolute(source), self._absolute(target))
+        try:
+            os.rename(source, target, src_dir_fd=fd, dst_dir_fd=fd)
+        except OSError as error:
+            error.filename, error.filename2 = names
+            raise
 
     def remove(self, path: str) -> None:
         try:
-            os.unlink(self._absolute(path))
+            with self._named(self._absolute(path)):
+                os.unlink(path, dir_fd=self._directory_fd)
         except FileNotFoundError:
             pass
 
     def remove_directory(self, path: str) -> None:
-        absolute = self._absolute(path)
-        if os.path.islink(absolute):
-            log.warning("%s leads to %s: the link is removed, what is there stays", absolute, os.readlink(absolute))
-            os.unlink(absolute)
-            return
-        try:
-            names = os.listdir(absolute)
-        except FileNotFoundError:
-            return
+        root, absolute = self._directory_fd, self._absolute(path)
+        with self._named(absolute):
+            try:
+                mode = os.stat(path, dir_fd=root, follow_symlinks=False).st_mode
+            except FileNotFoundError:
+                return
+            if stat.S_ISLNK(mode):
+                target = os.readlink(path, dir_fd=root)
+                log.warning("%s leads to %s: the link is removed, what is there stays", absolute, target)
+                os.unlink(path, dir_fd=root)
+                return
+            names = self._names(path, os.O_NOFOLLOW)
         for name in names:
-            child = os.path.join(absolute, name)
-            if os.path.isdir(child) and not os.path.islink(child):
-                self.remove_directory(f"{path}/{name}")
-            else:
-                os.unlink(child)
-        os.rmdir(absolute)
+            child = f"{path}/{name}"
+            with self._named(f"{absolute}/{name}"):
+                is_directory = stat.S_ISDIR(os.stat(child, dir_fd=root, follow_symlinks=False).st_mode)
+                if not is_directory:
+                    os.unlink(child, dir_fd=root)
+            if is_directory:
+                self.remove_directory(child)
+        with self._named(absolute):
+            os.rmdir(path, dir_fd=root)
 
     def sync_directory(self, path: str) -> None:
-        fd = os.open(self._absolute(path) if path else self.root, os.O_RDONLY | os.O_DIRECTORY)
-        try:
+        with self._directory(path) as fd:
             os.fsync(fd)
-        finally:
-            os.close(fd)
 
     def run_all(self, calls: Sequence[Callable[[], None]]) -> Errors:
         errors: Errors = [None] * len(calls)
@@ -579,8 +667,27 @@ class OsFiles:
 
     def open_database(self, path: str) -> SqliteDatabase:
         absolute = self._absolute(path)
-        _keep_private(absolute)
-        return SqliteDatabase(absolute)
+        self._check_place()
+        self._keep_private(path)
+        return SqliteDatabase(absolute, os.path.join(self._place, *path.split("/")), self._check_place)
+
+    def _keep_private(self, path: str) -> None:
+        """Make the file of a database before SQLite does, which lets the umask decide who may read it; its journals
+        follow.
+
+        Raises:
+            StorageError: it cannot be made.
+        """
+        root = self._directory_fd
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=root))
+            for each in (path, f"{path}-wal", f"{path}-shm"):
+                with contextlib.suppress(FileNotFoundError, PermissionError):  # of another user: it is theirs to decide
+                    mode = os.stat(each, dir_fd=root).st_mode & 0o7777
+                    if mode & 0o077:
+                        os.chmod(each, mode & 0o700, dir_fd=root)
+        except OSError as error:
+            raise StorageError(f"{self._absolute(path)}: {error.strerror or error}") from error
 
     def close(self) -> None:
         if self._threads is not None:

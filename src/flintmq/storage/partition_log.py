@@ -36,7 +36,7 @@ from flintmq.batch import (
     verify,
     with_stamps,
 )
-from flintmq.errors import DiskFull, StorageError, WriteFailed
+from flintmq.errors import DiskFull, FileSizeLimit, PartitionFailed, StorageError, WriteFailed
 from flintmq.limits import (
     BATCH_COUNT_MAX,
     BATCH_SIZE_MAX,
@@ -260,6 +260,8 @@ class PartitionLog:
         end_offset_bytes: virtual position after the last frame: frame bytes since the log was born.
         size_bytes: of all segments on disk.
         failed: why nothing can be appended any more; None when all is well.
+        on_failed: told of the directory and of ``failed`` once that is set, unless the log was closed; whoever opens a
+            log sets it. In the thread that has the log, see :meth:`lend`.
         is_created: whether there are files; without them nothing can be appended yet.
         layout: flags of the batches that are appended, as :func:`flintmq.batch.encode_batch` has them; whoever opens a
             log sets it, as it is a property of the topic.
@@ -282,6 +284,7 @@ class PartitionLog:
         self.layout = 0
         self.epoch = 0
         self.lost_from = NO_STOP
+        self.on_failed: Callable[[str, str], None] = lambda _directory, _reason: None
         self._space_credit = 0
         self._unsynced: list[Segment] = []  # sealed, not yet synced
         self._is_directory_dirty = False
@@ -313,6 +316,8 @@ class PartitionLog:
         self.size_bytes = sum(segment.size for segment in segments)
         self._checkpoint_position = recovered.checkpoint_size
         self._tail_first = active.end
+        if failed is not None:
+            self.on_failed(self.directory, failed)
 
     @classmethod
     def new(
@@ -447,11 +452,12 @@ class PartitionLog:
 
         Raises:
             DiskFull: nothing was stored; it works again as soon as there is space.
+            FileSizeLimit: nothing was stored, because files may not be as large as this batch.
             WriteFailed: nothing was stored, and the log takes no more appends.
             ValueError: no body, more than ``BATCH_COUNT_MAX``, or more bytes than ``BATCH_SIZE_MAX``.
         """
         if self.failed is not None:
-            raise WriteFailed(self._active.path, self.failed)
+            raise self._refusal(self.failed)
         first = self.next_sequence
         count = len(bodies)
         if not 0 < count <= BATCH_COUNT_MAX:
@@ -498,12 +504,12 @@ class PartitionLog:
         It is not kept in memory: who copies a log is hardly ever asked for what was written last.
 
         Raises:
-            DiskFull, WriteFailed: as for :meth:`append`.
+            DiskFull, FileSizeLimit, WriteFailed: as for :meth:`append`.
             BatchError: the bytes are damaged, or not one batch.
             ValueError: it is of another partition, or does not follow what this log ends with.
         """
         if self.failed is not None:
-            raise WriteFailed(self._active.path, self.failed)
+            raise self._refusal(self.failed)
         if header is None:
             header = decode_header(data)
         if not is_verified:
@@ -531,12 +537,12 @@ class PartitionLog:
             headers: of them, at least one.
 
         Raises:
-            DiskFull, WriteFailed: as for :meth:`append`; what went into the segments before stays.
+            DiskFull, FileSizeLimit, WriteFailed: as for :meth:`append`; what went into the segments before stays.
             BatchError: the bytes of one are damaged.
             ValueError: one is of another partition, or does not follow.
         """
         if self.failed is not None:
-            raise WriteFailed(self._active.path, self.failed)
+            raise self._refusal(self.failed)
         position = 0
         refused: ValueError | None = None
         run: list[tuple[int, BatchHeader, int]] = []  # where each begins, and its frames
@@ -578,8 +584,8 @@ class PartitionLog:
                 if active.size + end + size - begin > self._segment_bytes:
                     break
                 end, stop = end + size, stop + 1
+            active = self._write_bytes(active, data[begin:end])
             position = active.size - begin
-            self._write_bytes(active, data[begin:end])
             for batch_at, header, frames_at in run[at:stop]:
                 producer = producer_of(data, batch_at)
                 self._written(
@@ -602,9 +608,8 @@ class PartitionLog:
             timestamp_ns: of its latest message.
         """
         size = len(data)
-        active = self._room_for(size)
+        active = self._write_bytes(self._room_for(size), data)
         position = active.size
-        self._write_bytes(active, data)
         frames_at = _frames_at(data[FLAGS_POSITION], count, producer)
         self._written(active, position, size, count, timestamp_ns, frames_at, producer)
 
@@ -617,7 +622,8 @@ class PartitionLog:
             return self._roll()
         return active
 
-    def _write_bytes(self, active: Segment, data: bytes | memoryview) -> None:
+    def _write_bytes(self, active: Segment, data: bytes | memoryview) -> Segment:
+        """Return the segment that has them: the active one, or a new one where that file may not grow further."""
         size = len(data)
         if self._space_credit < size:
             self._sample_space(size)
@@ -626,8 +632,12 @@ class PartitionLog:
         try:
             file.write_at(active.size, data)
         except OSError as error:
-            raise self._write_failed(active, error) from error
+            failure = self._write_failed(active, error)
+            if isinstance(failure, FileSizeLimit) and not active.is_empty:
+                return self._write_bytes(self._roll(), data)
+            raise failure from error
         self._space_credit -= size
+        return active
 
     def _written(
         self,
@@ -671,20 +681,32 @@ class PartitionLog:
         """Whether the disk has room for what is appended at once."""
         return self._files.free_bytes() >= DISK_RESERVE_BYTES + BATCH_SIZE_MAX
 
-    def _write_failed(self, segment: Segment, error: OSError) -> DiskFull | WriteFailed:
-        if error.errno in _OUT_OF_SPACE:
+    def _write_failed(self, segment: Segment, error: OSError) -> StorageError:
+        if error.errno in _OUT_OF_SPACE or error.errno == errno.EFBIG:
             try:
-                # Unlike other errors this one says that earlier bytes are fine; cut what arrived and stay usable.
+                # Unlike other errors these say that earlier bytes are fine; cut what arrived and stay usable.
                 segment.file().truncate(segment.size)
             except OSError as cut_error:
                 return self._fail(segment.path, f"{error}; and cannot cut it: {cut_error}")
+            if error.errno == errno.EFBIG:
+                return FileSizeLimit(segment.path)
             self._space_credit = 0
             return DiskFull(segment.path, self._files.free_bytes(), DISK_RESERVE_BYTES)
         return self._fail(segment.path, str(error))
 
     def _fail(self, path: str, reason: str) -> WriteFailed:
-        self.failed = reason
-        return WriteFailed(path, reason)
+        self._set_failed(reason)
+        return self._refusal(reason, path)
+
+    def _set_failed(self, reason: str) -> None:
+        if self.failed is None:
+            self.failed = reason
+            self.on_failed(self.directory, reason)
+
+    def _refusal(self, reason: str, path: str = "") -> WriteFailed:
+        """Return the error of what cannot be stored any more."""
+        kind = WriteFailed if reason is _CLOSED else PartitionFailed
+        return kind(path or self._active.path, reason)
 
     def roll(self) -> None:
         """Seal the active segment, so that retention can drop it; nothing happens when it is empty.
@@ -694,7 +716,7 @@ class PartitionLog:
             WriteFailed: the log takes no more appends.
         """
         if self.failed is not None:
-            raise WriteFailed(self._active.path, self.failed)
+            raise self._refusal(self.failed)
         if not self._active.is_empty:
             self._roll()
 
@@ -758,13 +780,15 @@ class PartitionLog:
         self.size_bytes += segment.size
         return segment
 
-    def _creation_failed(self, segment: Segment, error: OSError) -> DiskFull | WriteFailed:
+    def _creation_failed(self, segment: Segment, error: OSError) -> StorageError:
         try:
             segment.remove()
         except OSError as remove_error:
             return self._fail(segment.path, f"{error}; and cannot remove it: {remove_error}")
         if error.errno in _OUT_OF_SPACE:
             return DiskFull(segment.path, self._files.free_bytes(), DISK_RESERVE_BYTES)
+        if error.errno == errno.EFBIG:
+            return FileSizeLimit(segment.path)
         return self._fail(segment.path, str(error))
 
     def advance_committed(self, sequence: int) -> None:
@@ -793,7 +817,7 @@ class PartitionLog:
             held = [segment.hold_file() for segment in segments[-SYNC_HANDLES_MAX:]]
         except OSError as error:
             self._has_sync_failed = True
-            self.failed = self.failed or f"cannot open a segment to sync it: {error}"
+            self._set_failed(f"cannot open a segment to sync it: {error}")
             return None
         directories = [self.directory, *self._unsynced_parents] if self._is_directory_dirty else []
         self._is_directory_dirty = False
@@ -818,7 +842,7 @@ class PartitionLog:
         self._ticket = None
         if error is not None:
             self._has_sync_failed = True
-            self.failed = self.failed or f"sync failed: {error}"
+            self._set_failed(f"sync failed: {error}")
         else:
             self.synced_sequence = max(self.synced_sequence, ticket.end_sequence)
         if ticket.snapshot is not None:
@@ -1162,7 +1186,7 @@ class PartitionLog:
             self._close_files()
             (recovered,) = recover(self._files, [Recovery(self._home, self.log_id, sequence)])
         except (OSError, StorageError) as error:
-            reason = f"cannot finish cutting the log back to {sequence}: {error}; restart to go on"
+            reason = f"cannot finish cutting the log back to {sequence}: {error}"
             raise self._fail(self._active.path, reason) from error
         self._adopt(recovered)
         self._table_before_cut = None
@@ -1187,7 +1211,7 @@ class PartitionLog:
         """
         assert self._ticket is None, "no sync is under way"
         if self.failed is not None:
-            raise WriteFailed(self._active.path, self.failed)
+            raise self._refusal(self.failed)
         if not 0 < sequence <= SEQUENCE_MAX or offset_bytes < 0:
             raise ValueError(f"{self.directory}: no log begins with {sequence} at offset {offset_bytes}")
         try:
@@ -1196,7 +1220,7 @@ class PartitionLog:
             self._close_files()
             (recovered,) = recover(self._files, [Recovery(self._home, self.log_id, sequence)])
         except (OSError, StorageError) as error:
-            reason = f"cannot finish starting the log over at {sequence}: {error}; restart to go on"
+            reason = f"cannot finish starting the log over at {sequence}: {error}"
             raise self._fail(self._active.path, reason) from error
         self._adopt(recovered)
         self._unsynced = []
@@ -1254,7 +1278,7 @@ class PartitionLog:
             ValueError, WriteFailed, StorageError: as :meth:`cut_back_to`, which would do nothing.
         """
         if self.failed is not None:
-            raise WriteFailed(self._active.path, self.failed)
+            raise self._refusal(self.failed)
         if sequence < self.committed_sequence:
             raise CutsCommitted(
                 f"{self.directory}: cannot be cut back to {sequence}: it is committed up to {self.committed_sequence}"

@@ -746,6 +746,24 @@ class Recovery:
                 position += len(data)
 
 
+def log_id_in(files: Files, directory: str) -> int:
+    """Return the id of the log that a directory holds, without opening it; 0: it cannot be read. Blocks for a small
+    file.
+    """
+    try:
+        file = files.open(f"{directory}/{META_NAME}")
+        try:
+            data = file.read_at(0, _META.size + _CRC.size)
+        finally:
+            file.close()
+    except OSError:
+        return 0
+    if len(data) < _META.size + _CRC.size or _CRC.unpack_from(data, _META.size)[0] != crc32(data[: _META.size]):
+        return 0
+    magic, _, _, _, log_id = _META.unpack_from(data)
+    return int(log_id) if magic == _META_MAGIC else 0
+
+
 def _write_meta(home: Home) -> File:
     """Write the meta file and return it open, so that it can be synced."""
     data = _META.pack(_META_MAGIC, _META_VERSION, 0, home.partition, home.log_id)

@@ -586,6 +586,9 @@ class MemoryFiles:
                 raise os_error(errno.EINVAL, path)
             return MemoryFile(self, path, node)
 
+    def open_to_read(self, path: str) -> MemoryFile:
+        return self.open(path)  # there are no links
+
     def list(self, path: str) -> list[str]:
         disk = self._alive()
         with disk._lock:

@@ -18,6 +18,7 @@ from tests.sim.loop import Simulation
 
 from flintmq.broker.broker import Broker, BrokerOptions
 from flintmq.broker.channel import Channel
+from flintmq.broker.logs import log_directory
 from flintmq.broker.partition import Partition, PublishGroup
 from flintmq.broker.publishes import Publishes
 from flintmq.broker.subscription import Subscription
@@ -27,7 +28,7 @@ from flintmq.limits import CURSOR_FLUSH_S
 from flintmq.message import FRAME_OVERHEAD_BYTES, MESSAGE_HEADER
 from flintmq.nsqd import engine as engine_module
 from flintmq.nsqd.engine import Engine
-from flintmq.storage import ChannelStore
+from flintmq.storage import ChannelStore, PartitionLog
 from flintmq.topic_meta import TopicMeta
 
 SECOND = 1_000_000_000
@@ -267,6 +268,46 @@ def test_what_could_not_be_synced_is_an_error_and_is_not_delivered(why, caplog):
         assert later.ended and isinstance(later.error, WriteFailed)
         assert consumer.bodies == []
         assert "the partition takes no more messages until nsqd is restarted" in caplog.text
+        assert str(later.error).endswith("; the partition takes no more messages until nsqd is restarted")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("durability", ["fsync", "os"])
+def test_a_write_that_fails_is_told_once_and_says_until_when(durability, caplog):
+    async def scenario(world: World) -> None:
+        world.topic()
+        await a_while()
+        world.disk.fail("write")
+        for body in (b"x", b"y"):
+            group = world.publish(body)
+            await a_while()
+            assert group.ended
+            assert str(group.error).endswith("; the partition takes no more messages until nsqd is restarted")
+        log = world.partition().log
+        assert isinstance(log, PartitionLog)
+        told = [record.message for record in caplog.records if record.levelno >= logging.ERROR]
+        (line,) = told
+        assert line.startswith(f"writing to {log.directory} failed: ") and "Errno 5" in line
+        assert line.endswith("; the partition takes no more messages until nsqd is restarted")
+
+    run(scenario, durability)
+
+
+def test_a_log_that_cannot_be_recovered_is_told_of(caplog):
+    async def scenario(world: World) -> None:
+        world.topic()
+        await world.engine.close()
+        world.engine.broker._files.close()
+        files = world.disk.attach()
+        path = f"{log_directory('t', 0)}/log.meta"
+        files.remove(path)
+        world.disk.fail("create", path=path)
+        broker = Broker(files, ChannelStore(files), BrokerOptions(), random.Random(1), print)
+        Engine(world.sim.driver.env, broker, durability="os", sync_every=1, sync_timeout_ns=1)
+        broker.open(1)
+        assert "log.meta" in caplog.text
+        assert caplog.text.count("; the partition takes no more messages until nsqd is restarted") == 1
 
     run(scenario)
 
@@ -735,6 +776,74 @@ def test_retention_is_looked_at_now_and_then_when_nothing_happens(monkeypatch):
         await world.engine.close()
 
     run(scenario)
+
+
+async def publish_and_finish(world: World, consumer: Consumer, count: int) -> None:
+    """Each message fills a segment of 1000 bytes."""
+    for _ in range(count):
+        group = world.publish(b"x" * 900)
+        await a_while()
+        assert (group.ended, group.error) == (True, None)
+    await a_while(1)
+    consumer.finish(*range(consumer.channel.floor, world.partition().log.next_sequence))
+    await a_while(2 * CURSOR_FLUSH_S)
+
+
+@pytest.mark.parametrize("jump_s", [300_000, -300_000])
+@pytest.mark.parametrize("days", [0, 1])
+def test_no_step_of_the_wall_clock_removes_what_retention_keeps(jump_s, days, caplog):
+    async def scenario(world: World) -> None:
+        world.topic(meta=TopicMeta(retention_days=days) if days else None)
+        consumer = world.consumer()
+        world.engine.start()
+        log = world.partition().log
+        await publish_and_finish(world, consumer, 6)
+        world.sim.driver.jump_wall_clock(jump_s)
+        await publish_and_finish(world, consumer, 1)
+        for each_s in (-jump_s, 600_000):
+            await a_while(100)
+            assert log.start_sequence == 1
+            world.sim.driver.jump_wall_clock(each_s)
+        await a_while(70)
+        assert log.start_sequence == 1 and "removes" not in caplog.text
+        if not days:
+            await a_while(400)
+            assert log.start_sequence == 7
+            told = [record.message for record in caplog.records if "removes" in record.message]
+            assert sum(int(each.split("removes ")[1].split(" messages")[0]) for each in told) == 6
+            assert all(each.startswith("TOPIC(t): retention by time removes ") for each in told)
+        await world.engine.close()
+
+    with caplog.at_level(logging.INFO):
+        run(scenario, segment_bytes=1000, retention_time_ns=300 * SECOND)
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_time_that_lies_ahead_does_not_keep_what_is_stored_behind_it(is_restarted, caplog):
+    async def scenario(world: World) -> None:
+        world.topic()
+        consumer = world.consumer()
+        world.engine.start()
+        await publish_and_finish(world, consumer, 1)
+        world.sim.driver.jump_wall_clock(30 * 365 * 86_400)
+        await publish_and_finish(world, consumer, 1)
+        world.sim.driver.jump_wall_clock(-30 * 365 * 86_400)
+        await publish_and_finish(world, consumer, 5)
+        if is_restarted:
+            await world.engine.close()
+            world.engine.broker._files.close()
+            world.open()
+            world.engine.start()
+        log = world.partition().log
+        await a_while(250)
+        assert log.start_sequence == 1
+        await a_while(100)
+        assert log.start_sequence == 7
+        assert caplog.text.count("messages have times that lie ahead") == 1
+        await world.engine.close()
+
+    with caplog.at_level(logging.INFO):
+        run(scenario, segment_bytes=1000, retention_time_ns=300 * SECOND)
 
 
 def test_what_is_known_of_producers_is_written_down_when_it_is_due_and_frees_what_waited_for_it(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sqlite3
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from flintmq.errors import StorageError
-from flintmq.storage.files import OsFiles, SqliteDatabase, replace_file
+from flintmq.storage.files import RESERVE_NAME, OsFiles, SqliteDatabase, replace_file
 
 
 @pytest.fixture
@@ -77,6 +78,104 @@ def test_a_link_is_removed_and_not_what_it_leads_to(files, tmp_path, caplog):
     assert files.list("topics") == []
     assert (elsewhere / "p-0000" / "kept").read_bytes() == b"x"
     assert f"leads to {elsewhere}: the link is removed" in caplog.text
+
+
+def test_a_link_is_followed_to_read_and_not_to_write(files, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(b"theirs")
+    os.symlink("../elsewhere", os.path.join(files.root, "link"))
+    file = files.open_to_read("link")
+    assert (file.size(), file.read_at(2, 10)) == (6, b"eirs")
+    with pytest.raises(OSError):
+        file.write_at(0, b"ours")
+    file.close()
+    for create in (False, True):
+        with pytest.raises(OSError):
+            files.open("link", create)
+    replace_file(files, "link", b"ours")
+    assert elsewhere.read_bytes() == b"theirs"
+    assert not Path(files.root, "link").is_symlink()
+
+
+def test_only_files_are_opened_to_be_read(files):
+    os.mkfifo(os.path.join(files.root, "pipe"))
+    os.symlink("pipe", os.path.join(files.root, "to-pipe"))
+    os.symlink("itself", os.path.join(files.root, "itself"))
+    os.symlink("nowhere", os.path.join(files.root, "link"))
+    files.make_directory("directory")
+    for path in ("pipe", "to-pipe", "directory"):
+        with pytest.raises(OSError, match="not a regular file"):
+            files.open_to_read(path)
+    with pytest.raises(OSError, match="symbolic links"):
+        files.open_to_read("itself")
+    for path in ("link", "missing"):
+        with pytest.raises(FileNotFoundError):
+            files.open_to_read(path)
+    with pytest.raises(StorageError, match="leaves the data directory"):
+        files.open_to_read("../elsewhere")
+
+
+def swap(path: Path, how: str) -> None:
+    """Let a path lead to another directory, which is empty."""
+    other = path.parent / "other"
+    other.mkdir()
+    if how == "link":
+        path.unlink()
+        path.symlink_to(other)
+    else:
+        path.rename(path.parent / "elsewhere")
+        other.rename(path)
+
+
+@pytest.mark.parametrize("how", ["link", "moved"])
+def test_all_goes_on_in_the_directory_of_the_start(tmp_path, how, caplog):
+    path, real = tmp_path / "path", tmp_path / "real"
+    real.mkdir()
+    if how == "link":
+        path.symlink_to(real)
+    else:
+        path.mkdir()
+        real = tmp_path / "elsewhere"
+    with contextlib.closing(OsFiles(str(path))) as files:
+        files.make_directory("topics/t-a")
+        files.open("topics/t-a/1.log", create=True).close()
+        database = files.open_database("channels.db")
+        database.run_transaction([("CREATE TABLE t (x)", ((),))], True)
+        assert files.displaced() == ""
+        swap(path, how)
+        assert files.displaced().startswith(f"the data path {path} is another directory than at the start")
+        file = files.open("topics/t-a/1.log")
+        file.write_at(0, b"more")
+        assert file.path == f"{path}/topics/t-a/1.log"
+        files.open("topics/t-a/2.log", create=True).close()
+        files.rename("topics/t-a/2.log", "topics/t-a/3.log")
+        files.make_directory("topics/t-b")
+        replace_file(files, "nsqd.dat", b"{}")
+        files.sync_directory("topics")
+        files.remove("topics/t-a/1.log")
+        files.keep_reserve()
+        assert files.list("topics/t-a") == ["3.log"]
+        with pytest.raises(FileNotFoundError, match=f"'{path}/topics/missing'"):
+            files.open("topics/missing")
+        files.remove_directory("topics/t-a")
+        database.run_transaction([("INSERT INTO t VALUES (?)", [(1,)])], True)
+        if how == "link":
+            snapshot = database.snapshot()  # SQLite was told where the link led at the start
+            assert snapshot.query("SELECT x FROM t") == [(1,)]
+            snapshot.close()
+        else:
+            for opens in (database.snapshot, lambda: files.open_database("other.db")):
+                with pytest.raises(StorageError, match="is not the directory any more that it was at the start"):
+                    opens()
+        assert list(path.iterdir()) == []
+        assert {each.name for each in real.iterdir()} >= {"topics", "nsqd.dat", "channels.db", RESERVE_NAME}
+        assert [each.name for each in (real / "topics").iterdir()] == ["t-b"]
+        database.close()
+
+
+def test_a_data_path_that_is_gone_is_told(files):
+    Path(files.root).rmdir()
+    assert files.displaced().startswith(f"the data path {files.root} is not there any more (No such file or directory)")
 
 
 def test_a_snapshot_is_as_the_database_was_whatever_is_written_since(files):

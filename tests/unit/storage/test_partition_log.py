@@ -25,7 +25,7 @@ from tests.unit.storage.log_kit import (
 )
 
 from flintmq.batch import HEADER_BYTES, decode_header, encode_batch
-from flintmq.errors import DiskFull, WriteFailed
+from flintmq.errors import DiskFull, FileSizeLimit, PartitionFailed, WriteFailed
 from flintmq.limits import (
     BATCH_COUNT_MAX,
     DISK_RESERVE_BYTES,
@@ -679,7 +679,68 @@ def test_a_failed_write_is_never_visible_and_the_log_is_read_only(power_loss):
         assert log.append([b"after"], 4) == log.next_sequence - 1
 
 
-@pytest.mark.parametrize(("error", "expected"), [(errno.EIO, WriteFailed), (errno.ENOSPC, DiskFull)])
+def test_a_log_that_fails_tells_so_once_and_its_errors_say_until_when():
+    kit = Kit(segment_bytes=10_000)
+    log = kit.open()
+    fill(log, 5)
+    told: list[tuple[str, str]] = []
+    log.on_failed = lambda directory, reason: told.append((directory, reason))
+    kit.disk.fail("write")
+    for _ in range(2):
+        with pytest.raises(PartitionFailed, match=r"Errno 5.*; the partition takes no more messages until nsqd is"):
+            log.append([b"refused"], 2)
+    assert told == [(log.directory, log.failed)]
+
+
+def test_a_log_that_is_closed_tells_nothing():
+    log = Kit(segment_bytes=10_000).open()
+    log.on_failed = lambda _directory, reason: pytest.fail(reason)
+    log.close()
+    with pytest.raises(WriteFailed, match=r"the log is closed$"):
+        log.append([b"refused"], 2)
+
+
+@pytest.mark.parametrize("as_copy", [False, True])
+def test_where_a_file_may_not_grow_further_another_one_goes_on(as_copy):
+    """The limit is met within a write, of which some bytes are in the file by then."""
+    kit = Kit(segment_bytes=100_000)
+    log = kit.open()
+    model = fill(log, 5)
+    for number in range(3):
+        batch = encode_batch(log.home.id_base | log.next_sequence, log.end_offset_bytes, 2, [b"%d" % number * 50] * 2)
+        first = log.next_sequence
+        kit.disk.fail("write", error=errno.EFBIG)
+        if as_copy:
+            log.append_batches(memoryview(batch), [decode_header(batch)])
+        else:
+            log.append([b"%d" % number * 50] * 2, 2)
+        assert log.failed is None and log.next_sequence == first + 2
+        model |= {first: b"%d" % number * 50, first + 1: b"%d" % number * 50}
+        assert len(log.segments()) == number + 2
+    assert log.append([b"after"], 3) == log.next_sequence - 1
+    model[log.next_sequence - 1] = b"after"
+    sync(log)
+    assert read_all(log) == read_all(kit.open()) == model
+    assert kit.reports == []
+
+
+def test_what_no_file_may_have_is_refused_and_the_rest_goes_on():
+    kit = Kit(segment_bytes=100_000)
+    log = kit.open()
+    model = fill(log, 5)
+    kit.disk.fail("write", error=errno.EFBIG, path=kit.path(1))
+    kit.disk.fail("write", error=errno.EFBIG, path=kit.path(log.next_sequence), nth=2)  # behind its header
+    with pytest.raises(FileSizeLimit, match="ulimit -f"):
+        log.append([b"refused" * 50], 2)
+    assert (log.failed, len(log.segments())) == (None, 2)
+    model[log.append([b"small"], 3)] = b"small"
+    sync(log)
+    assert read_all(log) == read_all(kit.open()) == model
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"), [(errno.EIO, WriteFailed), (errno.ENOSPC, DiskFull), (errno.EFBIG, FileSizeLimit)]
+)
 @pytest.mark.parametrize("kind", ["create", "truncate", "write"])
 def test_a_segment_that_cannot_be_begun(kind, error, expected):
     kit = Kit(segment_bytes=400)
@@ -691,7 +752,7 @@ def test_a_segment_that_cannot_be_begun(kind, error, expected):
         log.append([b"y" * 300], 2)
     kit.disk.heal()
     assert read_all(log) == model
-    assert (log.failed is None) == (expected is DiskFull)
+    assert (log.failed is None) == (expected is not WriteFailed)
     if log.failed is None:
         model[log.append([b"z" * 300], 3)] = b"z" * 300
         assert read_all(log) == model
