@@ -22,7 +22,7 @@ A consumer that is told where each message is in its partition gets 12 bytes mor
 headers), and such frames are made one by one::
 
     ... | message id     | offset_bytes   | raw_size | body
-    raw_size counts what the redesigned NSQ would store: 4 (size), 8 + 2 (timestamp, attempts), 16 (id), headers, body
+    raw_size is what offsets grow by: all of the stored frame, so that offset_bytes + raw_size is the next one's offset
 
 Source: NSQ's TCP protocol, docs/decisions/0017.
 """
@@ -52,6 +52,8 @@ NO_HEADERS, TAG, JSON = 0, 2, 4
 EMPTY_HEADERS = bytes((NO_HEADERS,))
 HEADERS = Struct(">BH")
 HEADERS_SIZE_MAX = 2**16 - 1
+HEADERS_DEPTH_MAX = 64
+"""Arrays and objects within each other in JSON headers, the outermost counted."""
 TAG_HEADER, TRACE_ID_HEADER = "##client_dispatch_tag", "##trace_id"
 """Headers that nsqd reads."""
 
@@ -192,7 +194,7 @@ def with_location_behind_headers(frame: bytes | memoryview, offset_bytes: int) -
 
 def _located(frame: bytes | memoryview, offset_bytes: int, at: int) -> bytes:
     size = len(frame)
-    location = LOCATION.pack(offset_bytes, size - SIZE_FIELD_BYTES)
+    location = LOCATION.pack(offset_bytes, size)
     new_size = _SIZE.pack(size - SIZE_FIELD_BYTES + LOCATION.size)
     view = memoryview(frame)
     return b"".join((new_size, view[SIZE_FIELD_BYTES:at], location, view[at:]))

@@ -63,8 +63,17 @@ def test_messages_come_with_their_place_and_as_many_as_rdy_says(nsqd: Nsqd, part
         (1, 10, b"b"),
         (1, 11, b"c" * 100),
     ]
-    assert [each.raw_size for each in found] == [36, 31, 130], "4 size, 26 header, the body"
+    assert [each.raw_size for each in found] == [40, 35, 134], "4 size, 4 type, 26 header, the body"
     assert 0 < found[0].offset < found[1].offset < found[2].offset
+
+
+def test_offset_and_size_are_where_the_next_one_begins(nsqd: Nsqd, parted: str):
+    start = "virtual_queue:0"
+    for number in range(3):
+        with subscribed(nsqd, advanced(parted, f"c{number}", 1, start)) as connection:
+            found = placed(connection.message(), True)
+        assert (found.partition, found.sequence) == (1, number + 1)
+        start = f"virtual_queue:{found.offset + found.raw_size}"
 
 
 def test_what_comes_again_has_its_place_too(nsqd: Nsqd, parted: str):

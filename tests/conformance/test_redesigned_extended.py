@@ -38,7 +38,7 @@ COMMANDS: dict[str, Callable[[str, object], bytes]] = {
     "MPUB_EXT": lambda topic, partition: several("MPUB_EXT", topic, partition, [headed({"k": "v"}, b"x")]),
 }
 MAX_MSG_SIZE = 1024 * 1024
-RAW_SIZE = 4 + 26  # of an empty body
+RAW_SIZE = 4 + 4 + 26  # of an empty body: what offsets grow by
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_the_answer_says_where_it_is(connection: Connection, parted: str):
     connection.send(one("PUB_TRACE", parted, 1, traced(12345, b"traced")))
     assert stored(connection.response()) == (1, 1, 12345, 0, RAW_SIZE + 6)
     connection.send(one("PUB_TRACE", parted, 1, traced(2**64 - 1, b"x")))
-    assert stored(connection.response()) == (1, 2, 2**64 - 1, RAW_SIZE + 6 + 4, RAW_SIZE + 1)
+    assert stored(connection.response()) == (1, 2, 2**64 - 1, RAW_SIZE + 6, RAW_SIZE + 1)
 
 
 def test_a_message_has_its_trace_id(nsqd: Nsqd, connection: Connection, parted: str):
@@ -103,8 +103,10 @@ def test_mpub_trace_has_one_answer(nsqd: Nsqd, connection: Connection, parted: s
     connection.ok(pub_to(parted, 1, b"before"))
     bodies = [traced(number, b"x" * number) for number in range(1, 4)]
     connection.send(several("MPUB_TRACE", parted, 1, bodies))
-    assert stored(connection.response()) == (1, 2, 0, 34 + 6, 3 * RAW_SIZE + 6)
-    with consumer_of_all(nsqd, parted, rdy_count=9) as waiting:
+    assert stored(connection.response()) == (1, 2, 0, RAW_SIZE + 6, 3 * RAW_SIZE + 6)
+    connection.send(one("PUB_TRACE", parted, 1, traced(4, b"behind")))
+    assert stored(connection.response()).offset == RAW_SIZE + 6 + 3 * RAW_SIZE + 6
+    with consumer_of_all(nsqd, parted, rdy_count=4) as waiting:
         found = [placed(each)[1:5] for each in waiting.messages(4)]
     assert found == [(1, 0, 1, b"before"), (2, 1, 1, b"x"), (3, 2, 1, b"xx"), (4, 3, 1, b"xxx")]
 
@@ -114,7 +116,7 @@ def test_a_run_of_traced_publishes_has_an_answer_each(connection: Connection, pa
     offset = 0
     for number in range(1, 200):
         assert stored(connection.response()) == (0, number, number, offset, RAW_SIZE + number)
-        offset += 34 + number
+        offset += RAW_SIZE + number
 
 
 def test_a_message_keeps_its_trace_id_when_it_comes_again(nsqd: Nsqd, connection: Connection, parted: str):
@@ -231,7 +233,51 @@ def test_headers_that_are_no_json_object(connection: Connection, headered: str, 
 def test_headers_nested_too_deep(connection: Connection, headered: str):
     nested = b'{"k":' + b"[" * 30_000 + b"]" * 30_000 + b"}"
     error = refused_but_open(connection, one("PUB_EXT", headered, 0, headed(nested, b"x")))
-    assert error.startswith("E_INVALID_JSON_HEADER ")
+    assert error == "E_INVALID_JSON_HEADER PUB_EXT headers are beyond a limit: nested deeper than 64"
+
+
+@pytest.mark.parametrize(
+    ("headers", "why"),
+    [
+        (b'{"k":' + b"[" * 64 + b"]" * 64 + b"}", "nested deeper than 64"),
+        (b'{"k":' + b'[{"k":' * 32 + b"1" + b"}]" * 32 + b"}", "nested deeper than 64"),
+        (b'{"k":1e999}', "a number out of range: integers of at most 4300 digits, others up to 1.79e308"),
+        (
+            b'{"k":1' + b"0" * 4300 + b"}",
+            "a number out of range: integers of at most 4300 digits, others up to 1.79e308",
+        ),
+        (b'{"k":"\\ud800"}', "half of a surrogate pair in a text"),
+        (b'{"\\\\\\udc00":1}', "half of a surrogate pair in a text"),
+    ],
+)
+def test_headers_beyond_a_limit(connection: Connection, headered: str, headers: bytes, why: str):
+    for name, command in (
+        ("PUB_EXT", one("PUB_EXT", headered, 0, headed(headers, b"x"))),
+        ("MPUB_EXT", several("MPUB_EXT", headered, 0, [headed({}, b"x"), headed(headers, b"x")])),
+    ):
+        error = refused_but_open(connection, command)
+        assert error == f"E_INVALID_JSON_HEADER {name} headers are beyond a limit: {why}"
+
+
+def test_what_is_taken_can_be_read_by_whoever_looks(nsqd: Nsqd, connection: Connection, headered: str):
+    """The deepest headers that there are reach a filter and a tag, and are kept with the dead letters."""
+    deep = b'{"city":"berlin","##client_dispatch_tag":"x","k":' + b"[" * 63 + b"]" * 63 + b"}"
+    for channel in ("filtered", "tagged", "given-up"):
+        nsqd.post(f"/channel/create?topic={headered}&channel={channel}")
+    connection.ok(one("PUB_EXT", headered, 0, headed(deep, b"body")))
+    wanted = {"type": 1, "filter_ext_key": "city", "filter_data": "berlin"}
+    with consumer(nsqd, headered, "filtered", extend_support=True, ext_filter=wanted) as waiting:
+        assert extended(waiting.message().body) == (4, deep, b"body")
+    with consumer(nsqd, headered, "tagged", extend_support=True, desired_tag="x") as waiting:
+        assert extended(waiting.message().body) == (4, deep, b"body")
+    nsqd.post(f"/topic/settings?topic={headered}", b'{"max_attempts":1}')
+    with consumer(nsqd, headered, "given-up", extend_support=True) as waiting:
+        waiting.send(req(waiting.message().id, 0))
+        waiting.settle()
+        with consumer(nsqd, f"{headered}.dead", extend_support=True) as dead:
+            found = json.loads(extended(dead.message().body).headers)
+    assert found["##dead_letter_reason"] == "max_attempts"
+    assert (found["city"], found["k"]) == ("berlin", json.loads(deep)["k"])
 
 
 @pytest.mark.parametrize(
@@ -603,4 +649,4 @@ def test_kill_keeps_trace_ids_and_headers(daemons: Daemons):
     with nsqd.connect() as connection:
         connection.send(one("PUB_TRACE", "parted", 0, traced(3, b"d")))
         again = stored(connection.response())
-    assert again.offset == answers[1].offset + answers[1].raw_size + 4
+    assert again.offset == answers[1].offset + answers[1].raw_size

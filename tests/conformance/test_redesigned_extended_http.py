@@ -27,6 +27,8 @@ pytestmark = pytest.mark.skipif(not is_ours("nsqd"), reason="NSQ has neither tra
 
 OLD = {"Accept": "application/json"}
 
+BEYOND = "E_INVALID_JSON_HEADER: beyond a limit: "
+
 
 @pytest.fixture
 def headered(nsqd: Nsqd, topic: str) -> str:
@@ -50,7 +52,7 @@ def pub_ext(
 def test_pubtrace(nsqd: Nsqd, topic: str):
     create(nsqd, topic, 2)
     first = nsqd.post(f"/pubtrace?topic={topic}&partition=1&trace_id=555", b"hello")
-    assert first.body == b'{"status":"OK","id":%d,"trace_id":"555","queue_offset":0,"rawsize":35}' % (1 << 50 | 1)
+    assert first.body == b'{"status":"OK","id":%d,"trace_id":"555","queue_offset":0,"rawsize":39}' % (1 << 50 | 1)
     second = nsqd.post(f"/pubtrace?topic={topic}&partition=1&trace_id=18446744073709551615", b"x").json
     assert (second["id"], second["trace_id"], second["queue_offset"]) == (1 << 50 | 2, str(2**64 - 1), 39)
     with consumer_of_all(nsqd, topic, rdy_count=9) as waiting:
@@ -58,7 +60,7 @@ def test_pubtrace(nsqd: Nsqd, topic: str):
 
 
 def test_pubtrace_to_a_topic_with_headers(nsqd: Nsqd, headered: str):
-    assert nsqd.post(f"/pubtrace?topic={headered}&trace_id=1", b"hello").json["rawsize"] == 36
+    assert nsqd.post(f"/pubtrace?topic={headered}&trace_id=1", b"hello").json["rawsize"] == 40
     with consumer(nsqd, headered, extend_support=True) as waiting:
         assert extended(waiting.message().body) == (0, b"", b"hello")
 
@@ -98,7 +100,7 @@ def test_pub_ext(nsqd: Nsqd, headered: str):
 
 def test_pub_ext_with_a_trace_id(nsqd: Nsqd, headered: str):
     headers = {"##trace_id": "5"}
-    size = 4 + 26 + 3 + len(json.dumps(headers)) + 1
+    size = 4 + 4 + 26 + 3 + len(json.dumps(headers)) + 1
     expected = {"status": "OK", "id": 1, "trace_id": "5", "queue_offset": 0, "rawsize": size}
     assert pub_ext(nsqd, headered, headers) == (200, expected)
 
@@ -135,6 +137,13 @@ def test_pub_ext_to_a_plain_topic_with_headers(nsqd: Nsqd, topic: str):
         ("", b"x", (400, "E_INVALID_JSON_HEADER")),
         ("{", b"x", (400, "E_INVALID_JSON_HEADER")),
         ("[1]", b"x", (400, "E_INVALID_JSON_HEADER")),
+        ('{"k":' + "[" * 64 + "]" * 64 + "}", b"x", (400, f"{BEYOND}nested deeper than 64")),
+        ('{"k":"\\ud800"}', b"x", (400, f"{BEYOND}half of a surrogate pair in a text")),
+        (
+            '{"k":1e999}',
+            b"x",
+            (400, f"{BEYOND}a number out of range: integers of at most 4300 digits, others up to 1.79e308"),
+        ),
         ({"##trace_id": 5}, b"x", (400, "INVALID_TRACE_ID")),
         ({"##trace_id": "x"}, b"x", (400, "INVALID_TRACE_ID")),
     ],

@@ -384,9 +384,9 @@ def test_offset_and_size_stand_before_the_body(nsqd: Nsqd, connection: Connectio
             found.append(placed(message, True))
             waiting.finish(message)
     assert [each.body for each in found] == [b"a" * 6, b"b", b"c" * 100, b"d"]
-    assert [each.raw_size for each in found] == [36, 31, 130, 31], "4 size, 26 header, the body"
+    assert [each.raw_size for each in found] == [40, 35, 134, 35], "4 size, 4 type, 26 header, the body"
     assert found[0].offset == 0
-    assert all(earlier.offset < later.offset for earlier, later in itertools.pairwise(found))
+    assert all(earlier.offset + earlier.raw_size == later.offset for earlier, later in itertools.pairwise(found))
 
 
 def test_one_at_a_time_whatever_rdy_says(nsqd: Nsqd, connection: Connection, ordered: str):

@@ -320,6 +320,19 @@ def test_over_http(nsqd: Nsqd):
     assert answer.error == (409, "SEQUENCE_GAP: producer p sequence 7, expected 6")
 
 
+@pytest.mark.parametrize("style", ["nsq", "youzan"])
+def test_over_http_no_answer_is_in_an_envelope_whatever_else_a_request_says(daemons: Daemons, style: str):
+    nsqd = daemons.nsqd(f"--http-style={style}")
+    where = "topic=t&producer_id=p&partition=0&sequence="
+    nsqd.post("/topic/create?topic=t&partition_num=1")
+    assert nsqd.post(f"/pub?{where}1", b"1").text == "OK"
+    for path in ("/pub", "/mpub"):
+        answer = nsqd.request("POST", f"{path}?{where}7", b"x")
+        assert answer.error == (409, "SEQUENCE_GAP: producer p sequence 7, expected 2")
+    answer = nsqd.request("POST", "/pub?topic=t&partition=x", b"x")
+    assert (answer.status, answer.json["status_txt"]) == (500, "E_BAD_PARTITION"), "who counts nothing is Youzan's"
+
+
 @pytest.mark.parametrize(
     ("query", "status", "message"),
     [
@@ -335,9 +348,8 @@ def test_over_http(nsqd: Nsqd):
     ],
 )
 def test_http_says_what_is_wrong(nsqd: Nsqd, query: str, status: int, message: str):
-    # a partition is Youzan's parameter: without this, errors come in its envelope
-    bare = {"Accept": "application/vnd.nsq; version=1.0"}
-    assert nsqd.request("POST", f"/pub?topic=wrong&{query}", b"x", bare).error == (status, message)
+    for headers in ({}, {"Accept": "application/vnd.nsq; version=1.0"}):
+        assert nsqd.request("POST", f"/pub?topic=wrong&{query}", b"x", headers).error == (status, message)
 
 
 def test_identify_says_that_sequences_are_known(nsqd: Nsqd):

@@ -166,7 +166,7 @@ def test_consumers_of_a_plain_topic_go_on(daemons: Daemons):
             places.append(LOCATION.unpack_from(message.body))
             ordered.finish(message)
         for (offset, size), (following, _) in pairwise(places):
-            assert following == offset + size + 4
+            assert following == offset + size
     with nsqd.connect() as late:
         late.identify(extend_support=True)
         nsqd.post("/channel/setoffset?topic=t&channel=ordered", b"virtual_queue:0")

@@ -305,7 +305,7 @@ class PartitionsWorld(World):
     def check_offset(self, channel, internal, offset, raw_size, body):
         """A message is always at the same offset, and no other one is there."""
         there = channel.offsets[partition_of(internal)].setdefault(offset, internal)
-        if there != internal or raw_size != 30 + len(body):
+        if there != internal or raw_size != 34 + len(body):
             self.history.problems.append(f"{internal:x} at offset {offset} of size {raw_size}, where {there:x} is")
 
     # -- faults

@@ -218,10 +218,21 @@ class Channel:
         self._ready.remove(subscription)
         if subscription.in_flight_count:
             held = self.window.held_by(subscription)
-            if self.events is not None:
-                self.events.released(subscription, [message.sequence for message in held])
+            self._tell_released(subscription, held)
             self._take_back(held)
         self.window.detach(subscription)
+
+    def tell_all_released(self) -> None:
+        """Tell who listens that no consumer will finish what it holds: the channel ends here and goes on elsewhere."""
+        if self.events is None:
+            return
+        for subscription in self.subscriptions:
+            if subscription.in_flight_count:
+                self._tell_released(subscription, self.window.held_by(subscription))
+
+    def _tell_released(self, subscription: Subscription, held: list[Message]) -> None:
+        if self.events is not None:
+            self.events.released(subscription, [message.sequence for message in held])
 
     def _take_back(self, held: list[Message]) -> None:
         """Queue again what a lost connection held, given in the order of delivery.

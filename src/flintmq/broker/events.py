@@ -37,7 +37,7 @@ class ChannelEvents(Protocol):
         """A consumer asked for more time."""
 
     def released(self, subscription: Subscription, sequences: Iterable[int]) -> None:
-        """A consumer is gone that held messages; they are queued again."""
+        """A consumer is gone that held messages, or the channel goes on elsewhere; they are queued again."""
 
     def given_up(self, sequence: int, client: str) -> None:
         """A message had its last attempt, by the consumer with this address, and is with the dead letters."""

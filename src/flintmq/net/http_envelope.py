@@ -8,7 +8,8 @@
 NSQ before 1.0 answered so unless a request accepted ``application/vnd.nsq; version=1.0``; so does the redesigned one on
 some of its paths. Since 1.0 the envelope is gone and a request that says nothing gets none. Ours goes by what a request
 shows of who asks: ``application/vnd.nsq`` in any other version gets the envelope, and so does a parameter that only the
-redesigned NSQ has, and everything where the daemon was told to answer in its style. Text such as ``OK`` is sent bare.
+redesigned NSQ has, and everything where the daemon was told to answer in its style; but for requests with a parameter
+that only ours has, whose answers nobody expects in one. Text such as ``OK`` is sent bare.
 
 Source: NSQ's HTTP API, Youzan's nsqlookupd (which paths have it).
 """
@@ -41,14 +42,18 @@ class Style:
     Args:
         name: ``nsq``, or ``youzan`` for all of them.
         words: parameters that only the redesigned NSQ has.
+        own_words: parameters that only ours has; a request with one of them is never the redesigned NSQ's.
     """
 
-    def __init__(self, name: str, words: Collection[str]) -> None:
+    def __init__(self, name: str, words: Collection[str], own_words: Collection[str] = ()) -> None:
         self._is_youzan = name == YOUZAN
         self._words = frozenset(words)
+        self._own_words = frozenset(own_words)
 
     def is_youzans(self, request: Request) -> bool:
         """Whether a request is to be answered as the redesigned NSQ does, in an envelope or without."""
+        if not self._own_words.isdisjoint(request.names):
+            return False
         return self._is_youzan or not self._words.isdisjoint(request.names)
 
     def negotiated(self, handler: Handler) -> Handler:

@@ -11,8 +11,10 @@ Source: Youzan's TCP protocol, docs/headers.md.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from operator import methodcaller
 from typing import NamedTuple
 
@@ -26,6 +28,7 @@ from flintmq.errors import UNREADABLE_JSON, RemoteProtocolError
 from flintmq.message import (
     EMPTY_HEADERS,
     FRAME_OVERHEAD_BYTES,
+    HEADERS_DEPTH_MAX,
     JSON,
     LOCATION,
     NO_HEADERS,
@@ -50,6 +53,10 @@ from flintmq.wire.server import Publish, Subscribe
 _TRACE_ID_DIGITS_MAX = 20
 _FILTER_STEPS_MAX = 1024  # of a pattern that headers are matched against
 _decode = msgspec.json.Decoder(dict[str, object]).decode
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # 1 and -1 as signed bytes
+_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+_WHOLE = re.compile(rb"\\\\|\\u[dD][89abAB]..\\u[dD][c-fC-F]..", re.DOTALL)  # escaped backslashes, pairs
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class Form(NamedTuple):
@@ -103,7 +110,8 @@ def stored_form(event: Publish, meta: TopicMeta) -> Form:
     """Return what is stored of a publish to a topic that has room for it.
 
     Raises:
-        RemoteProtocolError: headers are not a JSON object, or their trace id is not a number; not fatal.
+        RemoteProtocolError: headers are not a JSON object or beyond a limit, or their trace id is not a number; not
+            fatal.
     """
     if event.front is HEADED:
         return _with_headers(event, meta)
@@ -144,14 +152,67 @@ def trace_of(command: str, headers: bytes) -> bytes | None:
     """The trace id in headers, as 8 bytes; None without one.
 
     Raises:
-        RemoteProtocolError: they are not a JSON object, or it is not a text of decimal digits; not fatal.
+        RemoteProtocolError: they are not a JSON object or beyond a limit, or it is not a text of decimal digits; not
+            fatal.
+    """
+    try:
+        found = read_headers(headers)
+    except BadHeaders as error:
+        raise RemoteProtocolError("E_INVALID_JSON_HEADER", f"{command} headers are {error}", fatal=False) from None
+    return trace_id_bytes(command, found[TRACE_ID_HEADER]) if TRACE_ID_HEADER in found else None
+
+
+class BadHeaders(ValueError):
+    """Headers are refused; the text says what they are.
+
+    Args:
+        is_beyond_limit: they are a JSON object perhaps, but not one that everybody could read.
+    """
+
+    def __init__(self, what: str, is_beyond_limit: bool = False) -> None:
+        super().__init__(what)
+        self.is_beyond_limit = is_beyond_limit
+
+
+def read_headers(headers: bytes) -> dict[str, object]:
+    """Read headers that somebody publishes; what this takes can be read wherever they are looked at later.
+
+    Raises:
+        BadHeaders: they are no JSON object, or beyond a limit: nested deeper than ``HEADERS_DEPTH_MAX``, a number out
+            of range, or a text with half of a surrogate pair.
     """
     try:
         found = _decode(headers)
+    except RecursionError:
+        raise _too_deep() from None
     except UNREADABLE_JSON as error:
-        what = f"{command} headers are not a JSON object: {error}"
-        raise RemoteProtocolError("E_INVALID_JSON_HEADER", what, fatal=False) from None
-    return trace_id_bytes(command, found[TRACE_ID_HEADER]) if TRACE_ID_HEADER in found else None
+        if isinstance(error, msgspec.ValidationError) and "out of range" in str(error):
+            what = "a number out of range: integers of at most 4300 digits, others up to 1.79e308"
+            raise _beyond(what) from None
+        if _HALF.search(_WHOLE.sub(b"", headers)):
+            raise _beyond("half of a surrogate pair in a text") from None
+        raise BadHeaders(f"not a JSON object: {error}") from None
+    # each level has two brackets, so most headers are too short to be too deep
+    if len(headers) > 2 * HEADERS_DEPTH_MAX and _is_too_deep(headers):
+        raise _too_deep()
+    return found
+
+
+def _is_too_deep(headers: bytes) -> bool:
+    """Whether JSON that can be read is nested deeper than is taken; without recursion, which has other limits."""
+    if headers.count(b"[") + headers.count(b"{") <= HEADERS_DEPTH_MAX:
+        return False
+    quoted = headers.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')  # every second piece is inside of a text
+    steps = b"".join(quoted[::2]).translate(_STEPS, _NO_BRACKETS)
+    return max(accumulate(memoryview(steps).cast("b"))) > HEADERS_DEPTH_MAX
+
+
+def _too_deep() -> BadHeaders:
+    return _beyond(f"nested deeper than {HEADERS_DEPTH_MAX}")
+
+
+def _beyond(what: str) -> BadHeaders:
+    return BadHeaders(f"beyond a limit: {what}", is_beyond_limit=True)
 
 
 def trace_id_bytes(command: str, value: object) -> bytes:
@@ -267,7 +328,7 @@ def go_on(subscription: Subscription, partition: Partition) -> None:
 
 
 def _located_with_empty_headers(frame: bytes | memoryview, offset_bytes: int = 0) -> bytes:
-    location = EMPTY_HEADERS + LOCATION.pack(offset_bytes, len(frame) - SIZE_FIELD_BYTES)
+    location = EMPTY_HEADERS + LOCATION.pack(offset_bytes, len(frame))
     size = UINT32.pack(len(frame) - SIZE_FIELD_BYTES + len(location))
     view = memoryview(frame)
     return b"".join((size, view[SIZE_FIELD_BYTES:FRAME_OVERHEAD_BYTES], location, view[FRAME_OVERHEAD_BYTES:]))
@@ -276,5 +337,5 @@ def _located_with_empty_headers(frame: bytes | memoryview, offset_bytes: int = 0
 def _located_without_headers(frame: bytes | memoryview, offset_bytes: int = 0) -> bytes:
     bare = without_headers(frame)
     size = UINT32.pack(len(bare) - SIZE_FIELD_BYTES + LOCATION.size)
-    location = LOCATION.pack(offset_bytes, len(frame) - SIZE_FIELD_BYTES)
+    location = LOCATION.pack(offset_bytes, len(frame))
     return b"".join((size, bare[SIZE_FIELD_BYTES:FRAME_OVERHEAD_BYTES], location, bare[FRAME_OVERHEAD_BYTES:]))

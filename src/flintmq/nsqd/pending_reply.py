@@ -168,7 +168,7 @@ class Receipt:
             internal_id(group.partition.number, group.first_sequence + self._first_index),
             trace_id,
             group.first_offset + self._first_bytes,
-            sum(sizes) - SIZE_FIELD_BYTES * len(sizes),
+            sum(sizes),
         )
 
     def frames(self) -> bytes | None:
@@ -187,7 +187,7 @@ class Receipt:
             count(first.internal_id),
             [trace or NO_TRACE for trace in traces],
             accumulate(self._sizes[:-1], initial=first.offset),
-            [size - SIZE_FIELD_BYTES for size in self._sizes],
+            self._sizes,
         )
         if None in traces:
             return b"".join(OK_FRAME if trace is None else frame for trace, frame in zip(traces, found, strict=False))

@@ -65,7 +65,7 @@ _ROWS = (
     Code("E_SUB_EXTEND_FORBIDDON", True, "give_up", "youzan", "the topic has no headers and the client wants them"),
     Code("E_SUB_CHANNEL_NOT_REGISTERED", True, "give_up", "youzan", "the channel must be created beforehand"),
     Code("E_EXT_NOT_SUPPORT", False, "give_up", "youzan", "headers or a trace id for a topic without room"),
-    Code("E_INVALID_JSON_HEADER", False, "give_up", "youzan", "the headers are not a JSON object"),
+    Code("E_INVALID_JSON_HEADER", False, "give_up", "youzan", "the headers are not a JSON object, or beyond a limit"),
     Code("INVALID_TRACE_ID", False, "give_up", "youzan", "the trace id is not a number of 64 bits"),
     Code("E_TOPIC_NOT_EXIST", False, "refresh_then_retry", "youzan", "topic or partition is not here; PUB, SUB close"),
     Code("E_CREATE_TOPIC_FAILED", False, "give_up", "youzan", "INTERNAL_CREATE_TOPIC is not obeyed; the text says why"),

@@ -39,7 +39,8 @@ class Stored(NamedTuple):
         internal_id: ``partition << 50 | sequence``.
         trace_id: as sent; 0 for several messages.
         offset: bytes of the partition's log before the message, which only grow.
-        raw_size: bytes that it takes there.
+        raw_size: bytes that it takes there; of several messages all of theirs. ``offset + raw_size`` is the offset of
+            what is published next.
     """
 
     internal_id: int
@@ -54,7 +55,8 @@ class Extension(NamedTuple):
     Attributes:
         version: of the headers: 0 none, 2 a tag, 4 JSON.
         headers: as they came.
-        offset, raw_size: where the message is in its partition; -1 and 0 when not subscribed in order.
+        offset, raw_size: where the message is in its partition, the next one being at ``offset + raw_size``; -1 and 0
+            when not subscribed in order.
     """
 
     version: int

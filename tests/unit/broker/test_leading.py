@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from flintmq.broker.channel import Channel
 from flintmq.broker.led_replicas import Records, SpilledState
 from flintmq.broker.metadata import Waiter
 from flintmq.broker.partition import Partition, PublishGroup
+from flintmq.broker.subscription import Subscription
 from flintmq.errors import StorageError
 from flintmq.settings import Settings
 from flintmq.storage.records import (
@@ -441,6 +442,34 @@ def test_what_it_had_is_there_again_when_it_leads_again():
     node.die(power_loss=True)
     node.lead(3)
     assert picture(node) == first
+
+
+class Released:
+    """A listener of one channel that keeps who lost what; nothing else is told of a partition that is led no longer."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Subscription, list[int]]] = []
+
+    def released(self, subscription: Subscription, sequences: Iterable[int]) -> None:
+        self.told.append((subscription, list(sequences)))
+
+
+def test_what_consumers_hold_when_leading_ends_is_told_once():
+    node = led()
+    node.store([b"%d" % n for n in range(5)])
+    node.commit_all()
+    consumers = [node.consume("c"), node.consume("c"), node.consume("c")]
+    for consumer, rdy_count in zip(consumers, (3, 2, 1), strict=True):
+        consumer.ready(rdy_count)
+    held = [sorted(each.sequence for each in consumer.received()) for consumer in consumers]
+    assert sorted(sequence for its in held for sequence in its) == [1, 2, 3, 4, 5]
+    listener: Any = Released()
+    node.partition.channels["c"].events = listener
+    subscriptions = node.broker.led_replicas.demote(node.replica, StorageError("another leads"))
+    assert len(subscriptions) == 3
+    expected = [(each.subscription, its) for each, its in zip(consumers, held, strict=True) if its]
+    assert listener.told == expected
+    node.consumers.clear()
 
 
 def test_what_a_flush_that_fails_had_taken_is_not_forgotten():

@@ -109,7 +109,7 @@ def received(subscription):
         size, kind, _, attempts, internal, trace, offset, raw_size = FRAME.unpack_from(data)
         body = data[FRAME.size : size + 4]
         assert (kind, trace) == (2, 0)
-        assert raw_size == 30 + len(body)
+        assert raw_size == 34 + len(body)
         assert offset >= 0
         found.append((sequence_of(internal), attempts, body))
         data = data[size + 4 :]

@@ -107,7 +107,7 @@ class Consumer:
             if self._in_order:
                 _, raw_size = LOCATION.unpack_from(body)
                 body = body[LOCATION.size :]
-                assert raw_size == 30 + len(body)
+                assert raw_size == FRAME_OVERHEAD_BYTES + len(body)
             found.append(Delivery(internal, attempts, body))
             data = data[size + 4 :]
         return found

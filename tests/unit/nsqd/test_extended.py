@@ -71,6 +71,33 @@ def test_headers_are_stored_as_they_came(messages, is_partitioned):
             assert frame[18:34] in {hex_id(number) for number in range(1, 10)}
 
 
+LIKE_BRACKETS = st.text('[]{}"\\a', max_size=4)
+VALUES = st.recursive(
+    LIKE_BRACKETS,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(LIKE_BRACKETS, inner, max_size=3)),
+    max_leaves=10,
+)
+
+
+def depth_of(value):
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max(map(depth_of, inner), default=0)
+
+
+@given(VALUES, st.integers(0, 70), st.booleans())
+def test_headers_are_taken_to_a_depth_whatever_their_texts_look_like(value, wrapped_count, is_last_alone):
+    for number in range(wrapped_count):
+        value = [value] if number % 3 else {"]": value}
+    headers = json.dumps({"k": value}).encode()
+    if is_last_alone:  # of equal names the last one counts, and yet all of it has to be read
+        headers = headers[:-1] + b',"k":0}'
+    if 1 + depth_of(value) <= 64:
+        assert trace_of("PUB_EXT", headers) is None
+        return
+    with pytest.raises(RemoteProtocolError, match="headers are beyond a limit: nested deeper than 64"):
+        trace_of("PUB_EXT", headers)
+
+
 @given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.binary(min_size=1)), min_size=1, max_size=8), st.booleans())
 def test_trace_ids_are_stored(messages, has_headers):
     meta = HEADERED if has_headers else PARTED
@@ -173,7 +200,7 @@ def test_answers_say_where_messages_are(meta):
     expected = []
     for number, trace in enumerate(traces, 3):
         size = len(batch.frames(number, number + 1))
-        where = (number, int.from_bytes(trace or b"", "big"), batch.offset_of(number), size - 4)
+        where = (number, int.from_bytes(trace or b"", "big"), batch.offset_of(number), size)
         expected.append(None if trace is None else where)
     assert answers(slot) == expected
     assert slot.receipt.stored() == expected[0]
@@ -184,7 +211,7 @@ def test_several_have_one_answer():
     partition, group = published(PARTED, bodies, before=[b"before"])
     slot = answer(group, "MPUB_TRACE", [b"\0" * 8] * 3, bodies)
     partition.write_pending(1)
-    assert answers(slot) == [(2, 0, 34 + 6, 3 * 30 + 6)]
+    assert answers(slot) == [(2, 0, 34 + 6, 3 * 34 + 6)]
 
 
 def test_of_a_topic_that_was_deleted_nothing_is_said():
@@ -242,7 +269,7 @@ def test_layouts_of_a_plain_topic_with_headers(is_located, knows_headers, header
     layout = layout_of(EXTENDED_PLAIN, is_located, knows_headers)
     sent = frame if layout is None else layout(frame, 1234)
     front = (b"\4" + headed(headers, b"") if headers else b"\0") if knows_headers else b""
-    place = LOCATION.pack(1234, len(frame) - 4) if is_located else b""
+    place = LOCATION.pack(1234, len(frame)) if is_located else b""
     assert sent == (len(sent) - 4).to_bytes(4, "big") + frame[4:34] + front + place + b"body"
 
 

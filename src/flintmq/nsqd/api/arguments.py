@@ -25,6 +25,8 @@ from flintmq.wire.server import NOT_A_NUMBER
 
 YOUZAN_ALONE = ("partition", "leaderOnly", "needClients")
 """Parameters that show that a request which NSQ has, too, is the redesigned NSQ's."""
+OURS_ALONE = ("producer_id", "sequence")
+"""Parameters that neither NSQ has, of requests that both have."""
 KNOWN = (
     *YOUZAN_ALONE,
     *CREATION_WORDS,
@@ -55,7 +57,7 @@ class NotHere(HttpError):
 
 def style_of(name: str) -> Style:
     """Return how an nsqd that was started with this ``--http-style`` answers."""
-    return Style(name, YOUZAN_ALONE)
+    return Style(name, YOUZAN_ALONE, OURS_ALONE)
 
 
 # -- topics and channels -----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@
     POST /pubtrace?topic=&partition=&trace_id=5      one message; the answer says where it is stored
     POST /pub_ext?topic=&partition=&ext={...}        one message with headers; so does it, if they have a ##trace_id
 
-    {"status":"OK","id":12,"trace_id":"5","queue_offset":344,"rawsize":35}
+    {"status":"OK","id":12,"trace_id":"5","queue_offset":344,"rawsize":39}
 
 Each header ``X-Nsqext-Name: value`` of a /pub_ext is one more header ``name`` of the message, unless ``ext`` has it.
 
@@ -41,7 +41,7 @@ from flintmq.net.http_router import Handler
 from flintmq.nsqd.api.answers import PendingAnswer, exiting, too_few_files
 from flintmq.nsqd.api.arguments import lenient_switch, partition_to_publish, topic_name
 from flintmq.nsqd.api.route import NSQ_WORDS, TOPIC_PUBLISH, Route
-from flintmq.nsqd.extended import trace_id_bytes
+from flintmq.nsqd.extended import BadHeaders, read_headers, trace_id_bytes
 from flintmq.nsqd.node import Node
 from flintmq.nsqd.pending_reply import Receipt
 from flintmq.wire.bodies import HEADERS_SIZE, Kind
@@ -143,6 +143,7 @@ def _headers(request: Request, publish: Publish, limits: ServerLimits) -> None:
     """The headers of the message; those in ``ext`` as they came."""
     headers = request.query.get("ext", "").encode()
     try:
+        read_headers(headers)
         given = _decode(headers)
         more = {
             name.removeprefix(_HEADER_PREFIX).decode(): msgspec.Raw(
@@ -151,6 +152,8 @@ def _headers(request: Request, publish: Publish, limits: ServerLimits) -> None:
             for name, value in request.headers.items()
             if name.startswith(_HEADER_PREFIX)
         }
+    except BadHeaders as error:
+        raise HttpError(400, f"E_INVALID_JSON_HEADER{f': {error}' if error.is_beyond_limit else ''}") from None
     except UNREADABLE_JSON:
         raise HttpError(400, "E_INVALID_JSON_HEADER") from None
     if more:
