@@ -30,6 +30,8 @@ NOT_CREATED = "it is not created yet"
 """Why nobody leads a partition of which the store has nothing; more may stand behind it."""
 TO_COME = f"{NOT_CREATED}: it comes with the node that has it"
 """The same of one that was a single nsqd's."""
+NO_COPY = "no node that has a copy is alive"
+"""Stands in why nobody leads a partition of which everything may be lost."""
 CHANGE_WORDS = ("retention", "syncdisk", "upgradeext", "disable_channel_auto_create", "replicator")
 """The parameters of ``/topic/meta/update``."""
 CLUSTER_CHANGE_WORDS = ("min_in_sync",)

@@ -7,7 +7,7 @@ import pytest
 
 from flintmq.client.admin.health import NOTE, PROBLEM, WARNING, away_nodes, is_whole, troubles
 from flintmq.client.admin.results import ClusterLookupd, ClusterNode, ClusterPartition, ClusterStatus, ClusterTopic
-from flintmq.topic_meta import NOT_CREATED, TO_COME
+from flintmq.topic_meta import NO_COPY, NOT_CREATED, TO_COME
 
 MASTER = ClusterLookupd("m", "i", "host", 4160, 4161)
 OTHER = ClusterLookupd("n", "i", "host2", 4160, 4161)
@@ -72,7 +72,13 @@ def test_what_is_wrong(status: ClusterStatus, level: str, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("reason", "advice"),
-    [(TO_COME, "start the nsqd that had it"), (NOT_CREATED, "the master nsqlookupd creates it"), ("x", "topic elect")],
+    [
+        (TO_COME, "start the nsqd that had it"),
+        (NOT_CREATED, "the master nsqlookupd creates it"),
+        ("x", "topic elect"),
+        ("x", "flintmq topic elect t PARTITION --dry-run"),
+        (f"x; {NO_COPY}", "flintmq topic elect t PARTITION NODE --accept-loss"),
+    ],
 )
 def test_who_can_lead_a_partition_without_a_leader(reason: str, advice: str) -> None:
     (found,) = [each for each in troubles(with_partition(leader="", reason=reason)) if each.level == PROBLEM]

@@ -14,6 +14,7 @@ from typing import Protocol
 from flintmq.broker.channels import Channels
 from flintmq.broker.delayed import DelayedNotes
 from flintmq.broker.deliveries import Deliveries
+from flintmq.broker.known_topic import KnownChannel, KnownTopic
 from flintmq.broker.log_marks import LogMarks
 from flintmq.broker.logs import Logs
 from flintmq.broker.lost import Losses
@@ -190,6 +191,7 @@ class Adoption:
         left: dict[str, tuple[int, int]] = {}
         for channel in list(partition.channels.values()):
             subscriptions += channel.subscriptions
+            channel.tell_all_released()  # its consumers are not detached one by one, and nobody listens later
             self._deliveries.forget(channel)
             if is_ephemeral(channel.name):
                 self._channels.remove(channel)
@@ -211,6 +213,19 @@ class Adoption:
                 owner.on_topic_change(name, channel_name, False)
         owner.on_topic_change(name, None, bool(topic.partitions))
         return subscriptions, left
+
+    def known(self, name: str) -> KnownTopic | None:
+        """Return the channels of a topic and what is set for it; None: nothing of it is led here."""
+        topic = self._owner.topics.get(name)
+        if topic is None:
+            return None
+        parts = {each: topic.channels(each) for each in topic.channel_names if not is_ephemeral(each)}
+        channels = {
+            each: KnownChannel(all(part.paused for part in its), all(part.skipped for part in its))
+            for each, its in parts.items()
+        }
+        settings = {each: its for each, its in self._settings.own_all(name).items() if not is_ephemeral(each)}
+        return KnownTopic(topic.paused, channels, settings)
 
     def keep_rows(self, name: str, keep: Callable[..., list[Statement]] | None) -> None:
         """Let the rows of a topic be written as ``keep`` says; None: in the tables of topics and settings."""

@@ -2,7 +2,7 @@
 
     promote ─► a partition in Broker.topics, as a start would make it     demote ─► a replica again, whose rows stay
     whole_state, read_spilled ─► what a new replica needs                 hand_on ─► what each flush has written
-    take_in ─► replicas of a topic that this node alone had
+    take_in ─► replicas of a topic that this node alone had               known, followed ─► the channels of a topic
 
 Rules of this file: no clock; every method is called on the loop, but what is handed to a :class:`Question`; ``done`` is
 called once.
@@ -13,11 +13,14 @@ Source: docs/decisions/0017.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+
+import msgspec
 
 from flintmq.broker.adoption import Adoption
 from flintmq.broker.channels import Channels, FloorKeeper
+from flintmq.broker.known_topic import KnownChannel, KnownTopic, completed, merged
 from flintmq.broker.log_marks import LogMarks
 from flintmq.broker.metadata import Metadata, Waiter
 from flintmq.broker.partition import Partition, PublishGroup
@@ -29,9 +32,9 @@ from flintmq.broker.subscription import Subscription
 from flintmq.broker.topic import Topic
 from flintmq.errors import StorageError
 from flintmq.names import is_ephemeral
-from flintmq.settings import NOTHING, Settings, encode_settings
+from flintmq.settings import NOTHING, Settings, decode_settings, encode_settings
 from flintmq.storage import ChannelStore, DatabaseSnapshot, PartitionLog, channel_store, packs
-from flintmq.storage.channel_store import StoredAbout, StoredReplica, StoredTopics
+from flintmq.storage.channel_store import StoredAbout, StoredChannel, StoredReplica, StoredTopics
 from flintmq.storage.records import (
     ChannelRecord,
     PutBacklog,
@@ -117,7 +120,34 @@ class LedReplicas:
         """Have the floors of channels in order brought to other nodes: of those that are made from now on."""
         self._channels.floor_keeper = keeper
 
-    def promote(self, replica: Replica, epoch: int, meta: TopicMeta, done: Waiter) -> None:
+    def known(self, topic: str) -> KnownTopic | None:
+        """Return the channels of a topic and what is set for it; None: nothing of it is led here."""
+        return self._adoption.known(topic)
+
+    def followed(
+        self, topic: str, numbers: Collection[int], done: Callable[[list[KnownTopic], BaseException | None], None]
+    ) -> None:
+        """Have read what those of a topic's partitions that are followed here have of its channels.
+
+        It is as old as what their leaders have sent last. ``done`` is given one for each, or why it cannot be read.
+        """
+        replicas = [replica for number, replica in self._replicas.of_topic(topic).items() if number in numbers]
+        followed = {replica.number: replica.about for replica in replicas if replica.partition is None}
+
+        def read(store: ChannelStore) -> list[KnownTopic]:
+            return [_known(store.load_partition(topic, number), about) for number, about in followed.items()]
+
+        self._progress.ask(Question(read, lambda found, error: done(found or [], error)))
+        self._channels.is_urgent = True
+
+    def promote(
+        self,
+        replica: Replica,
+        epoch: int,
+        meta: TopicMeta,
+        done: Waiter,
+        begins_with: Sequence[KnownTopic] | None = None,
+    ) -> None:
         """Lead a partition: it is in ``Broker.topics`` when ``done`` is called, its channels where a start has them.
 
         It takes publishes from then on. Nothing that is not known to be committed is delivered before
@@ -129,6 +159,9 @@ class LedReplicas:
         Args:
             epoch: that was noted, which its batches carry from now on.
             meta: of the topic; one that is older than what the partition's last leader knew is not taken.
+            begins_with: what is known of the topic elsewhere, of a partition that never had a message: it gets these
+                channels and those that the topic has here, from its first message on; see :meth:`hold_until_stored`.
+                None: it goes on with those that it has.
 
         Raises:
             ValueError: another epoch was noted, or it is led here.
@@ -142,12 +175,18 @@ class LedReplicas:
         if replica.log.failed is not None:
             raise StorageError(f"{replica.log.directory}: {replica.log.failed}")
         replica.begin(_PROMOTING)
-        then = partial(self._promoted, replica, meta, done)
+        then = partial(self._promoted, replica, meta, begins_with, done)
         self._progress.ask(Question(lambda store: store.load_partition(replica.topic, replica.number), then))
         self._channels.is_urgent = True
 
     def _promoted(
-        self, replica: Replica, meta: TopicMeta, done: Waiter, stored: StoredTopics, error: BaseException | None
+        self,
+        replica: Replica,
+        meta: TopicMeta,
+        begins_with: Sequence[KnownTopic] | None,
+        done: Waiter,
+        stored: StoredTopics,
+        error: BaseException | None,
     ) -> None:
         if error is None:
             log = replica.log
@@ -156,6 +195,8 @@ class LedReplicas:
                 replica.rows.limit_floors(rows_end)
                 stored.logs[replica.topic, replica.number] = self._marks.mark(replica)
                 self._adoption.keep_rows(replica.topic, self._keep)
+                if begins_with is not None:
+                    self._give_channels(replica, stored, begins_with)
                 log.epoch = replica.epoch
                 replica.partition = self._adoption.begin(
                     replica.topic, replica.number, log, stored, replica.about, meta, rows_end, replica.rows.kept_floors
@@ -172,6 +213,54 @@ class LedReplicas:
                 self._adoption.undo(replica.topic, replica.number)
         replica.work = ""
         done(error)
+
+    def _give_channels(self, replica: Replica, stored: StoredTopics, begins_with: Sequence[KnownTopic]) -> None:
+        """Let a partition without messages have the channels of its topic, as if they had been made there."""
+        here, about = self.known(replica.topic), replica.about
+        known = merged([*begins_with, *(() if here is None else (here,))])
+        # what its leader before has said of the topic goes first
+        own = {channel: decode_settings(each) for channel, each in about.settings.items()}
+        settings = {each: completed(own.get(each, its), its) for each, its in {**own, **known.settings}.items()}
+        encoded = {channel: encode_settings(each) for channel, each in settings.items() if each != NOTHING}
+        replica.about = msgspec.structs.replace(about, paused=about.paused or known.paused, settings=encoded)
+        for name, channel in known.channels.items():
+            key = replica.topic, replica.number, name
+            stored.channels.setdefault(key, StoredChannel(0, channel.paused, channel.skipped))
+
+    def hold_until_stored(self, replica: Replica, done: Callable[[], None]) -> None:
+        """Store nothing in a partition led here before everything that it began with is on all replicas in sync.
+
+        Whatever is acknowledged later is then delivered to its channels, whoever leads. What is published meanwhile
+        waits, or is refused when the database cannot take it.
+
+        Args:
+            done: called when it is so, unless the partition is led here no longer.
+
+        Raises:
+            ValueError: it is not led here.
+        """
+        partition = replica.partition
+        if partition is None:
+            raise ValueError(f"{replica.describe()}: it is not led here")
+        partition.hold()
+
+        def stored(error: BaseException | None) -> None:
+            if replica.partition is not partition:
+                return
+            if error is not None:
+                what = f"topic {replica.topic} partition {replica.number}: its channels cannot be stored: {error}"
+                partition.end_pending(StorageError(what))
+                self._metadata.wait(stored)
+                return
+            partition.release()
+            if not partition.is_held:
+                self._publishes.take_up(partition)
+            done()
+
+        if self._metadata.wait_for_all(stored):
+            self._channels.is_urgent = True
+        else:
+            stored(None)
 
     def demote(
         self,
@@ -330,6 +419,14 @@ class LedReplicas:
                 replica.about = described(replica.about, record, number)
                 statements.append(replica.row())
         return statements
+
+
+def _known(stored: StoredTopics, about: StoredAbout) -> KnownTopic:
+    """Return what rows say of a topic."""
+    names = {name: channel for (_, _, name), channel in stored.channels.items()}
+    channels = {name: KnownChannel(channel.paused, channel.skipped) for name, channel in names.items()}
+    settings = {channel: decode_settings(each) for channel, each in about.settings.items()}
+    return KnownTopic(about.paused, channels, settings)
 
 
 def _whole_state(topic: str, number: int, store: ChannelStore) -> tuple[list[Record], SpilledState | None]:

@@ -203,6 +203,14 @@ class Replica:
         below = [index for index, (_, begin) in enumerate(history) if begin <= self.log.start_sequence]
         del history[: max(below[-1] if below else 0, len(history) - _HISTORY_MAX)]
 
+    def heard_of_leader(self, epoch: int, incarnation: str) -> None:
+        """Remember which process leads in an epoch; it is written with whatever is written of the replica next.
+
+        An epoch names one process for ever: who is told of another one knows that the coordination store is older.
+        """
+        if epoch > self.about.led_by[0]:
+            self.about = msgspec.structs.replace(self.about, led_by=(epoch, incarnation))
+
     def note_epoch(self, epoch: int, begins: bool, done: Waiter) -> None:
         """Accept nothing under a lower epoch any more; what many replicas note in one turn is one transaction.
 

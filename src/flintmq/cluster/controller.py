@@ -15,7 +15,8 @@ Invariants:
 
 - I1: a swap compares the revision of what was decided on, and that this nsqlookupd is master still: who has lost that
   changes nothing more. A state is made only while the record of its topic is as it was read.
-- I2: only members of the in-sync set that have everything are elected, each under the next epoch.
+- I2: only members of the in-sync set that have everything are elected, each under the next epoch; where there is none,
+  who has most of all (power.py). What all copies are lost of begins anew where an operator says so, as another log.
 - I3: of what :meth:`Controller.next_swaps` gives out a key has one under way at most, and none again before the view
   has what became of the last.
 - I4: what cannot be read is left as it is, and nothing else waits for it.
@@ -37,13 +38,14 @@ import msgspec
 from flintmq.cluster.balance import LeaderSpread
 from flintmq.cluster.moving import Moving
 from flintmq.cluster.placement import NoPlace, Site, TooFewFiles, place_copies
-from flintmq.cluster.power import describe, elected_with_loss, who_has_most
+from flintmq.cluster.power import describe, elected_with_loss, has_no_copy, who_has_most
 from flintmq.cluster.state import (
     Member,
     NodeRecord,
     NoLeader,
     PartitionState,
     TopicRecord,
+    begun_anew,
     candidates,
     elected,
     encode,
@@ -62,7 +64,7 @@ from flintmq.cluster.view import (
     WantedChange,
 )
 from flintmq.errors import FlintError
-from flintmq.topic_meta import NOT_CREATED, PARTITION_NUM_MAX, PLAIN, TO_COME, TopicMeta, usual_min_in_sync
+from flintmq.topic_meta import NO_COPY, NOT_CREATED, PARTITION_NUM_MAX, PLAIN, TO_COME, TopicMeta, usual_min_in_sync
 
 DEFAULT_COPIES_MAX = 3
 """Of a partition of a topic that is made without saying how many; fewer where there is room for fewer."""
@@ -556,10 +558,12 @@ class Controller:
         return found
 
     def forced(self, partition: PartitionId, node: str) -> Swap:
-        """Return what lets a node lead that may lack some of what was acknowledged, because an operator says so.
+        """Return what lets a node lead that may lack some of what was acknowledged, because an operator says so. Where
+        no node with a copy lives it may be any: the partition begins anew there, with an empty log.
 
         Raises:
-            Refused: somebody leads or can be elected without losing anything, or the node has no copy or is not there.
+            Refused: somebody leads or can be elected without losing anything, or the node has no copy while others that
+                live have one, or is not there.
         """
         topic, number = partition
         state = self.view.partitions.get(partition)
@@ -573,6 +577,8 @@ class Controller:
             names = ", ".join(each.node for each in found)
             raise Refused(f"partition {topic}/{number} is about to be led by one of {names}, which have everything")
         record = self.live.get(node)
+        if has_no_copy(state, self.view.nodes):
+            return self._anew(partition, state, node)
         if node not in state.holders or record is None:
             there = ", ".join(each for each in state.holders if each in self.live) or "none"
             raise Refused(
@@ -580,6 +586,27 @@ class Controller:
             )
         reason = f"partition {topic}/{number}: {_led(record, state)}: an operator said so, what it lacks is lost"
         return self.swap_to(self._keys.partition(topic, number), elected_with_loss(state, record), reason)
+
+    def _anew(self, partition: PartitionId, state: PartitionState, node: str) -> Swap:
+        topic, number = partition
+        name = f"partition {topic}/{number}"
+        record = self.live.get(node)
+        if self.record_of(topic).is_deleting:
+            raise Refused(f"topic {topic} is being deleted")
+        if record is None:
+            raise Refused(
+                f"node {node[:64]} is not there: {name} can begin anew, with an empty log, on a node that lives"
+            )
+        if record.is_draining or record.is_full or node in self.view.drains:
+            raise Refused(f"node {node} takes nothing, it drains or its disk has no room: name another one")
+        if not self.moving.has_files(record, partition):
+            raise Refused(f"node {node} has {record.copies_max} copies, as many as its open files allow: name another")
+        reason = (
+            f"{name} begins anew with an empty log: {_led(record, state)}: an operator said so, no node with a copy is "
+            f"alive ({', '.join(state.holders)})"
+        )
+        now = begun_anew(state, record, self._random.getrandbits(_ID_BITS) + 1)
+        return self.swap_to(self._keys.partition(topic, number), now, reason)
 
     def why_no_leader(self, partition: PartitionId) -> str:
         """Tell why nobody leads a partition, for people; empty: somebody does."""
@@ -788,7 +815,8 @@ def why_no_leader(
     members = ", ".join(state.in_sync_nodes)
     if isinstance(found, NoLeader):
         asked = describe(state, live)
-        more = "".join(f"; {each}" for each in (asked, hindrance) if each)
+        lost = NO_COPY if has_no_copy(state, view.nodes) else ""
+        more = "".join(f"; {each}" for each in (lost, asked, hindrance) if each)
         return f"{found.value}; they are {members}{more}"
     return f"one of {members} can lead, but {hindrance}" if hindrance else f"one of {members} is about to be elected"
 

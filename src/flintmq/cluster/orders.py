@@ -22,9 +22,17 @@ from flintmq.cluster.balance import Loads, copy_to_move
 from flintmq.cluster.controller import Controller, Refused, Swap
 from flintmq.cluster.moving import HostUnknown
 from flintmq.cluster.placement import NoPlace, TooFewFiles, TooFewNodes, place_copies
-from flintmq.cluster.state import DrainRecord, NodeRecord, PartitionState, SettingsRecord, TopicRecord
+from flintmq.cluster.state import (
+    DrainRecord,
+    NodeRecord,
+    NoLeader,
+    PartitionState,
+    SettingsRecord,
+    TopicRecord,
+    candidates,
+)
 from flintmq.cluster.view import PartitionId, View
-from flintmq.topic_meta import PARTITION_NUM_MAX, TopicMeta, usual_min_in_sync
+from flintmq.topic_meta import NO_COPY, PARTITION_NUM_MAX, TopicMeta, usual_min_in_sync
 
 ROWS_MAX = 1000
 """Of what a plan lists."""
@@ -49,13 +57,15 @@ class Plan:
 
 
 def elect(controller: Controller, topic: str, number: int, node: str) -> Plan:
-    """Let a node lead that may lack some of what was acknowledged.
+    """Let a node lead that may lack some of what was acknowledged. Where no node with a copy lives it may be one
+    without: the partition begins anew there, with an empty log.
 
     Args:
         node: as :func:`node_named` takes it; empty: the one that has most of those that have said how far they are.
 
     Raises:
-        Refused: somebody leads or can be elected without losing anything, or the node has no copy or is not there.
+        Refused: somebody leads or can be elected without losing anything, or the node is not there, or has no copy
+            while others that live have one.
     """
     view = controller.view
     state = view.partitions.get((topic, number))
@@ -65,11 +75,27 @@ def elect(controller: Controller, topic: str, number: int, node: str) -> Plan:
         best = None if state is None else power.best_of(state, controller.live)
         if best is None:
             why = controller.why_no_leader((topic, number)) or "it is led"
+            if state is not None and not state.has_leader(view.nodes) and power.has_no_copy(state, view.nodes):
+                raise Refused(f"partition {topic}/{number}: {_how_anew(topic, number, state)}")
             raise Refused(f"nobody has said how far its copy of {topic}/{number} is ({why}): name a node")
         chosen = best.node
     swap = controller.forced((topic, number), chosen)
     assert state is not None, "else it was refused"
+    if power.has_no_copy(state, view.nodes):
+        away = ", ".join(state.holders)
+        return Plan(swap, notes=[
+            f"no node with a copy is alive ({away}): everything that was stored is lost, and channels begin anew",
+            f"node {chosen} begins with an empty log; who comes back with a copy of the one before sets it aside",
+        ])  # fmt: skip
     return Plan(swap, notes=power.losses(state, controller.live, chosen))
+
+
+def _how_anew(topic: str, number: int, state: PartitionState) -> str:
+    """Tell what can be done about a partition of which no copy is there."""
+    return (
+        f"{NO_COPY} ({', '.join(state.holders)}): start one; if their disks are lost for good, flintmq topic elect "
+        f"{topic} {number} NODE --accept-loss lets it begin anew, with an empty log, on a node that lives"
+    )
 
 
 def acknowledge_loss(controller: Controller, topic: str, number: int) -> Plan:
@@ -126,8 +152,8 @@ def move(controller: Controller, partition: PartitionId, source: str, target: st
         source, target: ids of nodes.
 
     Raises:
-        Refused: there is no such copy, or there can be none on the target, or another move of the partition is under
-            way.
+        Refused: there is no such copy, or there can be none on the target, or nobody can lead that it could come from,
+            or another move of the partition is under way.
     """
     view, moving = controller.view, controller.moving
     topic, number = partition
@@ -163,6 +189,15 @@ def move(controller: Controller, partition: PartitionId, source: str, target: st
             f"node {target} has {record.copies_max} copies, as many as its limit of open files allows: name another "
             "one, or raise the limit (LimitNOFILE of systemd, ulimit -n) and start that nsqd again"
         )
+    if not is_taken_back and not state.has_leader(view.nodes):
+        if power.has_no_copy(state, view.nodes):
+            raise Refused(f"{name} cannot be moved, there is nothing to move: {_how_anew(topic, number, state)}")
+        if isinstance(candidates(state, controller.live), NoLeader):
+            why = controller.why_no_leader(partition)
+            raise Refused(
+                f"{name} cannot be moved, nobody leads it that the copy could come from: {why}. Start the nodes that "
+                f"are away; if one is lost for good: flintmq topic elect {topic} {number} --dry-run"
+            )
     wanted = tuple(target if node == source else node for node in state.target or state.replicas)
     others = [node for node in wanted if node != target]
     try:
@@ -228,10 +263,7 @@ def _drain_plan(controller: Controller, node: str, swap: Swap | None) -> Plan:
     for partition in held:
         state = view.partitions[partition]
         if state.in_sync_nodes == (node,) and node not in controller.live:
-            notes.append(
-                f"partition {partition[0]}/{partition[1]}: node {node} has the only copy and is away; it stays as it "
-                "is until that is back, or another one is elected with /cluster/partition/elect"
-            )
+            notes.append(_only_copy_away(view, partition, state))
         staying = [each for each in state.replicas if each != node and each not in view.drains]
         others = [each for each in moving.free_for(staying) if each.node != node]
         free = [each for each in others if moving.has_files(each, partition, gains[each.node])]
@@ -251,6 +283,20 @@ def _drain_plan(controller: Controller, node: str, swap: Swap | None) -> Plan:
                 gains[best.node] += 1
             rows.append(_row(partition, node, "" if best is None else best.node))
     return Plan(swap, rows, len(held), notes[:20])
+
+
+def _only_copy_away(view: View, partition: PartitionId, state: PartitionState) -> str:
+    """Tell what becomes of a partition of which the only member of the in-sync set is to go and is away."""
+    topic, number = partition
+    order = f"flintmq topic elect {topic} {number}"
+    if power.has_no_copy(state, view.nodes):
+        what, how = "the only copy", f"{order} NODE --accept-loss lets it begin anew, with an empty log, on another one"
+    else:
+        what, how = "the only copy in sync", f"{order} --dry-run says who has most, and what is lost"
+    return (
+        f"partition {topic}/{number}: node {state.in_sync_nodes[0]} has {what} and is away; it stays as it is until "
+        f"that is back. If its disk is lost: {how}"
+    )
 
 
 def undrain(controller: Controller, node: str) -> Plan:

@@ -9,6 +9,7 @@ A value is read, changed by one of the functions here, and written by compare-an
   last of its log;
 - the leader of a partition changes its in-sync set (:func:`without`, :func:`joined`), under its own epoch;
 - a node with a copy says how far that is, while nobody can be elected without knowing (power.py);
+- a node with a copy says that it knows of epochs that the store does not, which is older than the data (power.py);
 - a node takes itself out of an in-sync set when its copy was damaged, or when it leads and others can do what it cannot
   (:func:`renounced`).
 
@@ -277,12 +278,30 @@ class Ending(msgspec.Struct, frozen=True, array_like=True):
         node, incarnation: of the process.
         epoch: of the last batch; 0: there is none.
         end: of the log.
+        led_by: the latest epoch that the copy was told of, and the process that led in it; (0, ""): none.
     """
 
     node: str
     incarnation: str
     epoch: int
     end: int
+    led_by: tuple[int, str] = (0, "")
+
+
+class Older(msgspec.Struct, frozen=True, array_like=True):
+    """The store was found to be older than the copies: epochs may be of two leaders, one before and one after it was
+    put back.
+
+    Attributes:
+        found: the epoch that the store had when that was found. Only up to this one can somebody have been elected by
+            the store that was put back, in an epoch that had a leader before.
+        known: the highest epoch that a copy knows of; higher ones name one leader each.
+        led_by: what the copy that leads since was told of before, see :attr:`Ending.led_by`.
+    """
+
+    found: int
+    known: int
+    led_by: tuple[int, str] = (0, "")
 
 
 class PartitionState(_Value, frozen=True):
@@ -301,6 +320,7 @@ class PartitionState(_Value, frozen=True):
         ends: how far copies are, while nobody can be elected without knowing; see power.py.
         lossy_epoch: the last epoch whose leader may have lacked, when it was elected, some of what was acknowledged; 0:
             there was none, or an operator knows of it.
+        older: what is known since the store was older than the copies; None: it never was.
     """
 
     topic_number: int
@@ -314,6 +334,7 @@ class PartitionState(_Value, frozen=True):
     target: tuple[str, ...] = ()
     ends: tuple[Ending, ...] = ()
     lossy_epoch: int = 0
+    older: Older | None = None
 
     @property
     def in_sync_nodes(self) -> tuple[str, ...]:
@@ -335,6 +356,11 @@ class PartitionState(_Value, frozen=True):
     def may_have_lost(self) -> bool:
         """Whether some of what was acknowledged may be lost, and no operator has said that this is known."""
         return self.lossy_epoch > 0
+
+    @property
+    def is_contested(self) -> bool:
+        """Whether the store was found to be older than the copies, and nobody was elected since."""
+        return self.older is not None and self.epoch <= self.older.known + 1
 
     def is_led_by(self, node: str, incarnation: str) -> bool:
         """Whether this process leads it."""
@@ -394,6 +420,28 @@ def renounced(state: PartitionState, node: str) -> PartitionState | None:
     return without_leader(now) if state.leader == node else now
 
 
+def begun_anew(state: PartitionState, leader: NodeRecord, log_id: int) -> PartitionState:
+    """Let a partition begin with an empty log on one node, because all copies are lost; that stays to be seen until an
+    operator says that it is known.
+
+    It is another log, so that nobody takes it for a continuation: who has something of the one before sets it aside.
+
+    Args:
+        log_id: of the new log; 1 to 2^63 - 1.
+    """
+    epoch = state.epoch + 1
+    return PartitionState(
+        state.topic_number,
+        log_id,
+        epoch,
+        leader.node,
+        leader.incarnation,
+        (leader.member,),
+        (leader.node,),
+        lossy_epoch=epoch,
+    )
+
+
 def joined(state: PartitionState, member: Member) -> PartitionState:
     """Take a node that has caught up into the in-sync set, as its leader.
 
@@ -432,6 +480,7 @@ class NoLeader(Enum):
     """Why nobody can be elected."""
 
     NONE_ALIVE = "no replica that has everything is alive"
+    STORE_OLDER = "the coordination store is older than the data, so who has most is to lead"
     POWER_LOST = "every replica that had everything may have lost some of it, with its power or its disk"
 
 
@@ -441,6 +490,8 @@ def candidates(state: PartitionState, live: Mapping[str, NodeRecord]) -> list[No
     Any member of the in-sync set that is whole may; one that is to keep its replica goes before one that is to lose
     it, one that is not draining before one that is, and one that has room before one that has none.
     """
+    if state.is_contested:
+        return NoLeader.STORE_OLDER
     alive = [live[member.node] for member in state.in_sync if member.node in live]
     members = {member.node: member for member in state.in_sync}
     whole = [node for node in alive if members[node.node].is_whole(node)]

@@ -6,7 +6,8 @@ Rules of this file:
   under another.
 - A record under our key is that of the process before us, whose lease runs yet: it is replaced at once by
   compare-and-swap, and what else it held goes with its lease. Of two living processes with one id, which are two copies
-  of one directory, the later takes over, and the earlier one sees it and does not come back.
+  of one directory, the later takes over, and the earlier one sees it and does not come back. A record that was written
+  before ours, and is there again, says that the store is older than it was: it is replaced as well.
 - A place is taken by compare-and-swap, under the same lease, and only while our record is the one that we wrote.
 - Callbacks are told every change, in order; but nobody acts on what was told: ``is_held`` and ``is_elected`` are asked
   immediately before every act.
@@ -272,6 +273,15 @@ class Membership:
         return record is None or record.incarnation != self._record.incarnation
 
     def _give_way(self, pair: KeyValue) -> None:
+        if pair.mod_revision < self._last_revision:
+            # nobody who registered after us: it is from before, and whoever wrote it is gone or is to learn of us
+            _log.error(
+                "STORE: the store is older than it was: it has a record %s of before this process registered, which "
+                "is replaced. A backup of it was put back while this process ran: stop all nsqlookupd and nsqd and "
+                "start them again",
+                self.key,
+            )
+            return
         record = _read(pair, type(self._record))
         raise Replaced(self.key, "unknown" if record is None else record.incarnation)
 

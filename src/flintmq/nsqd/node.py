@@ -4,7 +4,7 @@
 
     publishing  a Publish -> the log        subscribing  a client -> a channel        topics  created, changed, deleted
     engine      the turns of the broker     drain        takes no more                lookup  nsqlookupds are told
-    damage      what the disk has lost      tracing      what happens to messages
+    damage      what the disk has lost      tracing      what happens to messages    data_path  where it leads to
 
 Rules of this file: rooms are put together here and know of each other only what they are given; nothing is global, so
 that several nodes can live in one process.
@@ -28,12 +28,13 @@ from flintmq.broker.partition import Ended, Partition
 from flintmq.broker.subscription import Subscription
 from flintmq.budget import NO_LIMIT_BYTES
 from flintmq.env import Env
-from flintmq.errors import DiskFull
+from flintmq.errors import NO_MORE_MESSAGES, DiskFull, FlintError
 from flintmq.limits import DISK_RESERVE_BYTES, EPHEMERAL_DEPTH_MIN
 from flintmq.migrate.metadata_file import MetadataFile
 from flintmq.net.problems import Problems
 from flintmq.nsqd.client import Clients
 from flintmq.nsqd.damage import DamageRegister
+from flintmq.nsqd.data_path import DataPathWatch
 from flintmq.nsqd.drain import Drain
 from flintmq.nsqd.engine import Engine
 from flintmq.nsqd.identity import Identity
@@ -45,7 +46,7 @@ from flintmq.nsqd.publishing import Publishing
 from flintmq.nsqd.subscribing import Subscribing
 from flintmq.nsqd.topics import Topics
 from flintmq.nsqd.tracing import Tracing
-from flintmq.storage import RESERVE_NAME, ChannelStore, Corruption, Files
+from flintmq.storage import RESERVE_NAME, ChannelStore, Corruption, Files, OsFiles
 from flintmq.storage.channel_list import LIST_NAME
 from flintmq.storage.channel_store import DATABASE_NAME
 from flintmq.topic_meta import PLAIN
@@ -66,6 +67,7 @@ class Node:
         publishing_here, publishing_letters, subscribing_here: the same for what other nodes hand on, which goes no
             further; dead letters apart from others.
         agent: its part in a cluster; None: it belongs to none.
+        refusal: why it ends by itself: the store is of a cluster that it does not belong to; None: it does not.
         leadership: asked which partitions are led here; None: all that are.
     """
 
@@ -90,7 +92,10 @@ class Node:
             sync_every=options.sync_every,
             sync_timeout_ns=options.sync_timeout_ns,
         )
+        self._data_path = DataPathWatch(env, files) if isinstance(files, OsFiles) else None  # in memory it has no path
         self.agent: Agent | None = None
+        self.refusal: FlintError | None = None
+        self._stop: asyncio.Event | None = None
         self.lookup = Lookup(env, options, self._peer_info, self._registrations)
         self.drain = Drain(env, self.engine, options.drain_timeout_ns, self._drain_changed)
         self.topics = Topics(self.engine, self.drain, self.lookup, clients, options)
@@ -119,6 +124,7 @@ class Node:
             FlintError: the data directory cannot be used.
         """
         broker, options = self._broker, self._options
+        self._stop = stop
         if stop is not None:
             self.drain.finished = stop.set
         if any(not name.startswith((DATABASE_NAME, LIST_NAME, RESERVE_NAME)) for name in self._files.list("")):
@@ -140,6 +146,8 @@ class Node:
         self.engine.start()
         self.engine.schedule()
         await self._metadata_file.start()
+        if self._data_path is not None:
+            self._data_path.start()
 
     async def _join(self) -> None:
         """Prepare to be one of a cluster."""
@@ -168,9 +176,16 @@ class Node:
         self.publishing_letters.leadership = LedHere(admission, lambda topic: take(topics[topic]))
         self._broker.find_dead_letters(self._letters_elsewhere)
         agent.leaders.let_go = self._let_go
+        agent.on_refused = self._refused
+        agent.leaders.founding.channels_of = self.lookup.channels_of
         agent.serving.publish_here = self.publishing_here.publish
         agent.serving.unread.followers = self.subscribing.followers
         self.lookup.is_ready = admission.is_ready
+
+    def _refused(self, why: FlintError) -> None:
+        self.refusal = why
+        if self._stop is not None:
+            self._stop.set()
 
     def _letters_elsewhere(self, topic: str, source: Partition) -> Elsewhere | Ended | None:
         """Find the topic of what a partition gives up, if the cluster has or is to make it."""
@@ -235,6 +250,8 @@ class Node:
         Raises:
             OSError, StorageError: what the disk said; the data directory is as after a kill.
         """
+        if self._data_path is not None:
+            await self._data_path.close()
         await self._metadata_file.close()
         self.tracing.close()
         await self.engine.close()
@@ -253,7 +270,9 @@ class Node:
             return f"NOK - {self.engine.health}"
         for each in self._broker.logs():
             if each.failed:
-                return f"NOK - {each.directory}: {each.failed}"
+                return f"NOK - {each.directory}: {each.failed}; {NO_MORE_MESSAGES}"
+        if error is None and self._data_path is not None and self._data_path.problem:
+            return f"NOK - {self._data_path.problem}"
         return "OK" if error is None else f"NOK - {error}"
 
     def state_of_health(self) -> str:

@@ -103,6 +103,7 @@ class ClusterFigures:
         left_count: copies that were put out of it.
         caught_up_count: copies that have caught up.
         replicas: how many partitions are here, led and followed.
+        set_aside_count: logs in ``set-aside/`` of the data directory, as they were counted last.
     """
 
     cluster: str
@@ -118,6 +119,7 @@ class ClusterFigures:
     caught_up_count: int
     replica_count: int
     leader_count: int
+    set_aside_count: int = 0
 
 
 class ClusterPart(Protocol):

@@ -258,7 +258,7 @@ async def main(
         restoring: around the making of all that was there before.
 
     Raises:
-        FlintError: it cannot start.
+        FlintError: it cannot start, or found that it does not belong to the cluster of its store.
         StopFailed: it has stopped, and could not write everything.
     """
     stop = stop or asyncio.Event()
@@ -272,11 +272,16 @@ async def main(
     if ready is not None:
         ready(nsqd)
     await stop.wait()
+    refusal = nsqd.node.refusal
+    if refusal is not None:
+        log.error("CLUSTER: %s", refusal)
     log.info("stopping: draining connections and writing everything to disk")
     try:
         await nsqd.close()
     except FlintError as error:
         raise StopFailed(error) from error
+    if refusal is not None:
+        raise refusal
 
 
 def run(options: NsqdOptions, ready: Callable[[Nsqd], None] | None = None) -> int:

@@ -902,7 +902,10 @@ def _replicate_arguments(parser: argparse.ArgumentParser) -> None:
 def _elect_arguments(parser: argparse.ArgumentParser) -> None:
     _topic_argument(parser)
     parser.add_argument("partition", type=_number)
-    parser.add_argument("node", nargs="?", default="", help="id or address of one that has a copy; default: has most")
+    parser.add_argument(
+        "node", nargs="?", default="",
+        help="id or address of one that has a copy; default: has most. Where no copy is left: where to begin anew",
+    )  # fmt: skip
     parser.add_argument("--accept-loss", action="store_true", help="what that node lacks is lost, and that is meant")
 
 

@@ -707,6 +707,12 @@ def _cluster_findings(subject: str, cluster: Any) -> list[Finding]:
         text = "the coordination store does not know that it lives: it has lost its lease, and others may lead"
         advice = "is the store there, and reached from that machine (--cluster-store)? its log says more"
         findings.append(Finding(PROBLEM, subject, text, advice))
+    aside = cluster.get("set_aside_count")
+    if isinstance(aside, int) and aside > 0:
+        what = _count(aside, "log of a copy was set aside", "logs of copies were set aside")
+        text = f"{what}, in set-aside/ of its data directory: nothing of that is served"
+        advice = "docs/cluster.md says how to read it; remove what is not needed"
+        findings.append(Finding(NOTE, subject, text, advice))
     replicas = [each for each in cluster.get("replicas") or [] if isinstance(each, dict)]
     held: dict[str, list[str]] = {}
     for each in replicas:

@@ -22,6 +22,7 @@ The node that leads partitions dials each node that has copies of them; one conn
     both                 Farewell
     Hello(CLIENTS)       behind the proof: the protocol of clients, wire/commands.py; last ENDS_FRAME
     Hello(UNREAD)        behind the proof: AskUnread                             Unread
+    Hello(CHANNELS)      behind the proof: AskChannels                           Channels
 
 Rules of this file:
 
@@ -67,6 +68,10 @@ FLOORS_MAX = 1024
 """Channels that one frame of floors speaks of."""
 ASK_UNREAD_MAX = 512
 """Channels that one frame asks about."""
+CHANNELS_MAX = 512
+"""Channels that one answer tells of."""
+SETTINGS_BYTES_MAX = 1024
+"""Of what is set for a topic or a channel."""
 FLOORS_VERSION = 2
 """Of peers, from which on they know :class:`Floors`."""
 STREAM_MAX = (1 << 31) - 1
@@ -146,6 +151,8 @@ class Purpose(IntEnum):
     """As for clients; what is published are messages that were given up."""
     UNREAD = 3
     """Behind the proof it asks which channels nobody consumes here. Who does not know it takes it for CLIENTS."""
+    CHANNELS = 4
+    """Behind the proof it asks which channels topics have here. Who does not know it takes it for CLIENTS."""
 
 
 class Hello(_Frame, frozen=True, tag=1):
@@ -417,6 +424,61 @@ class Unread(_Frame, frozen=True, tag=49):
     places: Annotated[list[Annotated[int, Meta(ge=0, lt=ASK_UNREAD_MAX)]], Meta(max_length=ASK_UNREAD_MAX)]
 
 
+_Numbers = Annotated[list[Annotated[int, Meta(ge=0, lt=PARTITION_COUNT_MAX)]], Meta(max_length=PARTITION_COUNT_MAX)]
+_Settings = Annotated[bytes, Meta(max_length=SETTINGS_BYTES_MAX)]
+
+
+class AskChannels(_Frame, frozen=True, tag=50):
+    """Asks which channels a topic has at the other node, for partitions of it that begin; see :class:`Channels`.
+
+    Attributes:
+        numbers: of the partitions that begin.
+        after: the last channel that the answer before told of; empty: the first ones are asked for.
+    """
+
+    topic: _Name
+    numbers: _Numbers
+    after: _Id = ""
+
+
+class ChannelRow(_Frame, frozen=True):
+    """A channel of a topic, or a name for which something is set.
+
+    Attributes:
+        is_there: whether there is such a channel.
+        paused: whether nothing of it is delivered.
+        skipped: whether everything of it is finished without being delivered.
+        settings: that were made for it, as :func:`flintmq.settings.encode_settings` has them; empty: none were.
+    """
+
+    name: _Name
+    is_there: bool
+    paused: bool
+    skipped: bool
+    settings: _Settings
+
+
+class Channels(_Frame, frozen=True, tag=51):
+    """The answer to :class:`AskChannels`.
+
+    Attributes:
+        numbers: of the partitions for which this is all that there is, because they are led there, or are about to
+            begin as well. None, if the node does not know yet of those that begin: it would not make channels there.
+        is_led: whether one of them is led there; else the rest says nothing.
+        paused: whether the topic is.
+        settings: of the topic.
+        rows: by name, those behind the one that was asked for.
+        has_more: whether more follow them.
+    """
+
+    numbers: _Numbers
+    is_led: bool = False
+    paused: bool = False
+    settings: _Settings = b""
+    rows: Annotated[list[ChannelRow], Meta(max_length=CHANNELS_MAX)] = []
+    has_more: bool = False
+
+
 Frame: TypeAlias = (
     Hello
     | Welcome
@@ -445,6 +507,8 @@ Frame: TypeAlias = (
     | Pong
     | AskUnread
     | Unread
+    | AskChannels
+    | Channels
 )
 
 _WITH_BODY = Append, Progress, StatePart

@@ -15,7 +15,7 @@ from tests.unit.cluster.models import KEYS, Master, World, node
 
 from flintmq.cluster import orders
 from flintmq.cluster.controller import Refused, Swap
-from flintmq.cluster.power import asks_for_ends, told
+from flintmq.cluster.power import asks_for_ends, contested, told
 from flintmq.cluster.state import Ending, NodeRecord, NoLeader, PartitionState, candidates, decode, joined, without
 from flintmq.cluster.store import Span
 from flintmq.topic_meta import TopicMeta
@@ -170,6 +170,13 @@ class ControllerMachine(RuleBasedStateMachine):
         for swap in self.masters[which].controller.spread():
             self.world.swap(swap)
 
+    @rule(name=_node, topic=st.sampled_from(TOPICS), more=st.integers(0, 2))
+    def knows_of_a_later_epoch(self, name: str, topic: str, more: int) -> None:
+        """The store was put back from a backup, as a copy shows that the store may know nothing of."""
+        for key, state in self.world.states().items() if name in self._live() else ():
+            if KEYS.partition_in(key) == (topic, 0) and state.epoch:
+                self.world.put(key, contested(state, name, state.epoch + more))
+
     @rule()
     def leaders_act(self) -> None:
         self.leaders_do_what_they_can()
@@ -264,6 +271,10 @@ class ControllerMachine(RuleBasedStateMachine):
             assert record is None or record.number == now.topic_number
             return
         assert (now.log_id, now.topic_number) == (before.log_id, before.topic_number)
+        if now.is_contested and now.epoch != before.epoch:
+            assert not now.leader and now.epoch > before.epoch and now.in_sync_nodes == before.in_sync_nodes
+            assert set(before.holders) <= set(now.holders), "nobody loses a copy by that"
+            return
         assert now.epoch == before.epoch or now.holders == before.holders, "one thing at a time"
         let_go = set(before.holders) - set(now.holders)
         assert not let_go or (not before.lacking and now.leader not in let_go), "nobody goes before the others have it"

@@ -12,7 +12,10 @@ from flintmq.wire.peer import (
     Acceptor,
     Acks,
     Append,
+    AskChannels,
     AskUnread,
+    ChannelRow,
+    Channels,
     Close,
     CutTo,
     Dialer,
@@ -84,6 +87,8 @@ EXAMPLES = [
     (Pong(123456789), b""),
     (AskUnread([("orders", "mail"), ("clicks", "books")]), b""),
     (Unread([0, 511]), b""),
+    (AskChannels("orders", [4, 5], "mail"), b""),
+    (Channels([0, 3], True, True, b"{}", [ChannelRow("mail", True, False, True, b'{"max_attempts":2}')], True), b""),
 ]
 
 

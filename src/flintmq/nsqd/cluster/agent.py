@@ -13,13 +13,15 @@ An agent is put together of those who each own a part of its state:
 ===================== ==============================================================================================
 ``table.py``          which partitions are here, and which of them are led
 ``settling.py``       the role of each partition here; ``due.py``: when it is looked at
-``leaders.py``        what is led: from the election to the end
+``leaders.py``        what is led: from the election to the end; ``founding.py``: what a partition begins with
 ``lease.py``          whether what is led may go on
 ``readiness.py``      whether what is led may be read
 ``swaps.py``          who is in sync, in the store
 ``followings.py``     what others lead, and change here
 ``damaged.py``        copies that another node had better lead
 ``alone.py``          topics from before this node joined
+``belonging.py``      which cluster this is; ``disk_mark.py``: whether directory or store are older than they were
+``let_go.py``         logs that were here
 ``admission.py``      what clients may do here; ``serving.py``: what is done for them elsewhere
 ``shown.py``          figures
 ===================== ==============================================================================================
@@ -55,15 +57,17 @@ from flintmq.net.tasks import Tasks, kept_up
 from flintmq.nsqd.client import Clients
 from flintmq.nsqd.cluster.admission import Admission
 from flintmq.nsqd.cluster.alone import Alone
+from flintmq.nsqd.cluster.belonging import Belonging, BelongingStore, OtherCluster, OtherStore
 from flintmq.nsqd.cluster.bringing import Bringing
 from flintmq.nsqd.cluster.damaged import Damaged
-from flintmq.nsqd.cluster.disk_mark import MARK_S, DiskMark
+from flintmq.nsqd.cluster.disk_mark import MARK_S, MARK_SOON_S, DiskMark
 from flintmq.nsqd.cluster.due import Due
 from flintmq.nsqd.cluster.endings import Endings
 from flintmq.nsqd.cluster.followings import Followings
 from flintmq.nsqd.cluster.leaders import Leaders
 from flintmq.nsqd.cluster.lease import Lease
 from flintmq.nsqd.cluster.led import Led
+from flintmq.nsqd.cluster.let_go import LetGo
 from flintmq.nsqd.cluster.peer_tls import PeerTls
 from flintmq.nsqd.cluster.peers import Peers
 from flintmq.nsqd.cluster.readiness import OnReady, Readiness
@@ -122,6 +126,7 @@ class Agent:
         serving: what is done for clients elsewhere.
         shown: figures.
         alone: gives topics of this node to the cluster.
+        on_refused: called once when this node is not of the cluster that the store has, and takes no part.
     """
 
     def __init__(
@@ -144,6 +149,7 @@ class Agent:
         tls: PeerTls | None = None,
     ) -> None:
         clock, loop, broker = env.clock, engine.loop, engine.broker
+        self.on_refused: Callable[[OtherCluster], None] = lambda _: None
         view = self.view = View(keys)
         table = self.table = Table()
         self.node_id = node_id
@@ -152,8 +158,13 @@ class Agent:
         self._engine = engine
         self._broker = broker
         self._replicas = broker.replicas
-        self._store = store
+        self._belonging = Belonging(env, files)
+        store = self._store = BelongingStore(store, keys, self._belonging)
         self._keys = keys
+        self._gone = LetGo(env, files)
+        self._is_store_older = False
+        self._to_count = asyncio.Event()
+        self._refusal: OtherCluster | None = None
         self._boot_id = files.boot_id()
         self._mark = DiskMark(env, files, store, keys, view, node_id, self.incarnation)
         self._clients = clients
@@ -184,8 +195,9 @@ class Agent:
             self._peers, clients, seen, self._due, changed,
         )  # fmt: skip
         self._damaged = Damaged(
-            clock, node_id, keys, view, store, table, self._replicas, self._due, self._tasks, engine.schedule
-        )
+            clock, node_id, keys, view, store, table, self._replicas, self._due, self._tasks, engine.schedule,
+            self.incarnation, self._gone,
+        )  # fmt: skip
         self.serving = Serving(
             env, broker, node_id, keys, view, store, self._peers, table.led, self._lease.lease_id, own_topics,
             makes_topics, are_created, engine.wants_output, engine.schedule, msg_timeout_ns,
@@ -199,10 +211,11 @@ class Agent:
         self._settling = Settling(
             clock, lambda: self._record, view, table, self._replicas, self.leaders, self._followings, self._damaged,
             Endings(keys, view, store, self._due, self._tasks), self.alone, self._due, engine.schedule, room,
+            self._gone, lambda: self._is_store_older,
         )  # fmt: skip
         self._room = DiskRoom(broker.free_bytes, lambda: broker.write_error, self._room_changed)
         self.admission = Admission(broker, node_id, view, table, self.serving, self._room)
-        self.shown = Shown(node_id, self.incarnation, view, table, self._lease, self._peers, seen)
+        self.shown = Shown(node_id, self.incarnation, view, table, self._lease, self._peers, seen, store, self._gone)
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
@@ -214,8 +227,11 @@ class Agent:
 
         Raises:
             ListenFailed: it cannot be listened for them.
+            StorageError: it cannot be read to which cluster the data directory belongs.
         """
+        await self._belonging.load()
         await self._mark.load()
+        await self._gone.load()
         _, port = await self._peers.listen(address)
         self._record = msgspec.structs.replace(
             record, node=self.node_id, incarnation=self.incarnation, boot_id=self._boot_id, peer_port=port,
@@ -238,6 +254,9 @@ class Agent:
 
     async def _join(self) -> None:
         await self._has_cluster.wait()
+        assert self.view.cluster is not None
+        await self._belonging.adopt(self.view.cluster.cluster_id)
+        self._due.note_all(self.table.copies)
         await self._damaged.renounce_all()
         await self._count()
         self._lease.begin(self._own_record())
@@ -246,10 +265,21 @@ class Agent:
 
     async def _keep_counting(self) -> None:
         while True:
-            await asyncio.sleep(MARK_S)
+            try:
+                async with asyncio.timeout(MARK_S):
+                    await self._to_count.wait()
+                await asyncio.sleep(MARK_SOON_S)
+            except TimeoutError:
+                pass
+            self._to_count.clear()
+            await self._gone.recount()
             await self._count()
 
     async def _count(self) -> None:
+        if self._is_store_older:
+            if any(map(self._is_unwanted, self.table.copies)):
+                return  # until they are set aside, the next process has to find out as well
+            self._is_store_older = False  # what the store says of copies from now on is of now
         if not self._own_record().is_older or not self._is_trusted():
             await self._mark.advance()
 
@@ -270,14 +300,58 @@ class Agent:
             "most when all are back"
         )
 
+    def _is_unwanted(self, partition: PartitionId) -> bool:
+        state = self.view.partitions.get(partition)
+        return state is None or self.node_id not in (*state.holders, *state.in_sync_nodes)
+
+    def _found_store_older(self) -> None:
+        self._is_store_older = True
+        log.error(
+            "CLUSTER: the coordination store is older than what this node last told it: a backup of the store was put "
+            "back, or this node was removed from the cluster. Copies that it says are not wanted here are set aside, "
+            "not deleted; what it says is in sync here and is not is led by nobody (flintmq cluster status)"
+        )
+
+    def _find_lost(self) -> None:
+        """Note what this node is said to have in sync and does not have: from before this process, so that it was not
+        just made. Of one in its first epoch that is known only where the store is older.
+        """
+        for partition in self.view.held.get(self.node_id, ()):
+            state, replica = self.view.partitions[partition], self._replicas.get(partition)
+            if replica is not None and replica.log_id == state.log_id:
+                continue
+            if self._replicas.is_alone(partition[0]):
+                continue  # it is about to be given to the cluster
+            if self._is_store_older or state.epoch > 1:
+                self._gone.note(state.log_id, is_aside=False)
+
+    def _is_foreign(self) -> bool:
+        """Whether copies are here that a store knows nothing of, nor of this node."""
+        if self._belonging.cluster_id or not self._mark.is_there or not self.table.copies:
+            return False
+        return not Belonging.is_known(self.view, self.node_id, self._replicas.items())
+
+    def _refuse(self, what: str) -> None:
+        """End this process, which has not joined: nothing of the data directory is of this cluster."""
+        if self._refusal is None:
+            self._refusal = OtherCluster(what)
+            self.on_refused(self._refusal)
+
     def serve_others(self, new_session: Callable[[int], asyncio.Protocol]) -> None:
         """Take what other nodes hand on.
 
         Args:
             new_session: serves one connection of theirs.
         """
-        answers = self.serving.answers
-        self._peers.new_session = lambda purpose: answers() if purpose == Purpose.UNREAD else new_session(purpose)
+        answers: dict[int, Callable[[], asyncio.Protocol]] = {
+            Purpose.UNREAD: self.serving.answers,
+            Purpose.CHANNELS: self.leaders.founding.answers,
+        }
+
+        def session(purpose: int) -> asyncio.Protocol:
+            return answers[purpose]() if purpose in answers else new_session(purpose)
+
+        self._peers.new_session = session
 
     async def hand_over(self) -> None:
         """Have others lead what is led here, and leave the in-sync sets: this node ends in a moment.
@@ -328,6 +402,7 @@ class Agent:
         """Lead nothing any more, and leave the cluster."""
         self._is_closing = True
         await self.serving.close()
+        await self.leaders.founding.close()
         if self._timer is not None:
             self._timer.cancel()
         self._lease.end()
@@ -340,9 +415,7 @@ class Agent:
         self._broker.led_replicas.on_records = None
         self._replicas.on_damaged = None
         self._engine.replication = None
-        close = getattr(self._store, "close", None)
-        if close is not None:
-            await close()
+        await self._store.close()
 
     def set_draining(self, is_draining: bool) -> None:
         """Tell the cluster whether this node is to lead nothing."""
@@ -365,7 +438,8 @@ class Agent:
         return self._record
 
     def _may_settle(self) -> bool:
-        return not self._is_closing and self.view.is_fed
+        belongs = bool(self._belonging.cluster_id) or not self._mark.is_there
+        return not self._is_closing and self.view.is_fed and belongs
 
     def _held(self) -> None:
         log.info("CLUSTER: this is node %s, incarnation %s", self.node_id, self.incarnation)
@@ -400,7 +474,17 @@ class Agent:
                 async with aclosing(follow(self._store, self._keys.all)) as following:
                     async for what in following:
                         lapses.followed(self._clock.monotonic_ns())
+                        if what.revision < self.view.revision and not self._is_store_older:
+                            self._found_store_older()
                         self._take(self.view.feed(what), isinstance(what, Snapshot))
+            except OtherStore as error:
+                if error.found and not self._has_cluster.is_set():
+                    self._refuse(
+                        f"the data directory belongs to the cluster {error.mine}, and the coordination store has the "
+                        f"cluster {error.found} under the name {error.name}"
+                    )
+                elif lapses.is_news(error, self._clock.monotonic_ns()):
+                    log.error("CLUSTER: %s", error)
             except StoreError as error:
                 if lapses.is_news(error, self._clock.monotonic_ns()):
                     log.warning("CLUSTER: the store is not followed, what is known stays in force: %s", error)
@@ -408,8 +492,17 @@ class Agent:
 
     def _take(self, changes: Iterable[Change], is_whole: bool) -> None:
         if self.view.cluster is not None and not self._has_cluster.is_set():
+            if self._is_foreign():
+                self._refuse(
+                    "the data directory has copies of a cluster, and the coordination store, which has the cluster "
+                    f"{self.view.cluster.cluster_id}, knows neither this node, {self.node_id}, nor any of them"
+                )
+                return
             if self._mark.is_older:  # before another node hears of this process
                 self._found_older()
+            if self._mark.is_store_older and (self.table.copies or self.node_id in self.view.held):
+                self._found_store_older()
+            self._find_lost()
             self._has_cluster.set()
         for change in changes:
             match change:
@@ -435,6 +528,9 @@ class Agent:
             copy.last_leader = before.leader, before.incarnation, before.epoch
         self.leaders.state_changed(change)
         self._due.note(change.partition)
+        states = (each for each in (before, change.now) if each is not None)
+        if any(self.node_id in (*each.holders, *each.in_sync_nodes) for each in states):
+            self._to_count.set()
 
     def _topic_changed(self, change: TopicChange) -> None:
         self._due.note_all((change.topic, number) for number in self.view.of_topic.get(change.topic, ()))

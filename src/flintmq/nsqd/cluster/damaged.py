@@ -1,4 +1,5 @@
-"""Copies that another node had better lead: some of it is lost here, nothing more can be stored, or the disk hangs.
+"""Copies that another node had better lead: some of it is lost here, nothing more can be stored, or the disk hangs; or
+the store is older than they are, and nobody is to lead before it is known who has most.
 
 ::
 
@@ -6,7 +7,8 @@
                                  | it is the only one in sync
                                  +--> it waits for somebody who has it, then goes on without
 
-Rules of this file: a process leaves in-sync sets by itself, before it can be elected; the only one in sync never does.
+Rules of this file: a process leaves in-sync sets by itself, before it can be elected; the only one in sync never does,
+but it says so when its copy is gone altogether.
 
 Source: docs/decisions/0017; ``broker/replica.py`` for what a copy knows of its damage.
 """
@@ -21,11 +23,15 @@ from flintmq.broker.replica import Replica
 from flintmq.broker.replicas import Replicas
 from flintmq.clock import Clock
 from flintmq.cluster.keys import Keys
-from flintmq.cluster.state import encode, renounced
+from flintmq.cluster.power import lost
+from flintmq.cluster.state import PartitionState, encode, renounced
 from flintmq.cluster.store import Fate, Store, StoreError, swap
 from flintmq.cluster.view import PartitionId, View
 from flintmq.net.tasks import Tasks
 from flintmq.nsqd.cluster.due import Due
+from flintmq.nsqd.cluster.let_go import LetGo
+from flintmq.nsqd.cluster.outdated import Outdated
+from flintmq.nsqd.cluster.roles import is_lost
 from flintmq.nsqd.cluster.table import Copy, Table
 
 log = logging.getLogger(__name__)
@@ -79,6 +85,8 @@ class Damaged:
         due: has partitions settled.
         tasks: that end with this node.
         schedule: has the turn ended.
+        incarnation: of this process.
+        let_go: knows which logs were here.
     """
 
     def __init__(
@@ -93,6 +101,8 @@ class Damaged:
         due: Due,
         tasks: Tasks,
         schedule: Callable[[], None],
+        incarnation: str,
+        let_go: LetGo,
     ) -> None:
         self._clock = clock
         self._node_id = node_id
@@ -104,7 +114,10 @@ class Damaged:
         self._due = due
         self._tasks = tasks
         self._schedule = schedule
+        self._incarnation = incarnation
+        self._let_go = let_go
         self._disk = DiskWatch()
+        self._outdated = Outdated(clock, node_id, keys, view, store, due, tasks)
         self._since_ns: dict[PartitionId, int] = {}  # what lacks something, and since when that is known
         self._renouncing: set[PartitionId] = set()
         self._renounces = asyncio.Semaphore(RENOUNCES_MAX)
@@ -117,13 +130,19 @@ class Damaged:
         self._due.note(partition)
 
     def is_unfit(self, replica: Replica) -> bool:
-        """Whether another node had better lead: something is lost here, or nothing more can be stored."""
-        return replica.is_damaged or replica.log.failed is not None or self._disk.is_dead
+        """Whether another node had better lead: something is lost here, or nothing more can be stored; or the store is
+        older than the copy.
+        """
+        is_able = replica.log.failed is None and not self._disk.is_dead and not replica.is_damaged
+        return not is_able or self._outdated.knows_more(replica) > 0
 
     def lacks(self, partition: PartitionId, replica: Replica) -> bool:
         """Look after a copy that is unfit; return whether others are in sync, and this node is no longer when the store
-        knows.
+        knows; or whether nobody is to lead before all have said how far they are.
         """
+        if self._outdated.knows_more(replica):
+            self._outdated.tell_soon(replica)
+            return True
         if replica.is_damaged:
             self._since_ns.setdefault(partition, self._clock.monotonic_ns())
         state = self._view.partitions.get(partition)
@@ -159,7 +178,7 @@ class Damaged:
 
     def is_left_behind(self, copy: Copy) -> bool:
         """Whether a copy that has more than its leader, some of it committed, may be set aside, to be fetched anew: a
-        leader was elected that lacked that, and this node is in sync no longer.
+        leader was elected that lacked that, or may have other messages there, and this node is in sync no longer.
         """
         state, replica = self._view.partitions.get(copy.partition), copy.replica
         if state is None or not state.leader or self._node_id in state.in_sync_nodes:
@@ -200,20 +219,41 @@ class Damaged:
     # -- leaving in-sync sets ------------------------------------------------------------------------------------------
 
     async def renounce_all(self) -> None:
-        """Before this process can be elected: leave the in-sync sets of what is damaged or missing here."""
+        """Before this process can be elected: leave the in-sync sets of what is damaged or missing here, and say which
+        copies the store is older than.
+        """
         while True:
             held = self._view.held.get(self._node_id, ())
             wanted = [partition for partition in held if self._must_renounce(partition)]
-            if not wanted:
+            known = [replica for replica in self._replicas.values() if self._outdated.knows_more(replica)]
+            if not wanted and not known:
                 return
-            await asyncio.gather(*map(self._renounce, wanted))
+            await asyncio.gather(*map(self._renounce, wanted), *map(self._outdated.tell, known))
             await asyncio.sleep(_LOOK_S)  # until the view has it
+
+    def lose(self, partition: PartitionId) -> None:
+        """Leave the in-sync set of a partition whose copy was here and is no more; the only one in sync says so."""
+        state = self._view.partitions.get(partition)
+        if state is not None and self._given_up(partition, state) is not None:
+            self._renounce_soon(partition)
 
     def _must_renounce(self, partition: PartitionId) -> bool:
         state, replica = self._view.partitions.get(partition), self._replicas.get(partition)
-        if state is None or renounced(state, self._node_id) is None:
+        if state is None or self._given_up(partition, state) is None:
             return False
-        return replica is None or replica.log_id != state.log_id or replica.is_damaged
+        return self._is_missing(partition, state) or (replica is not None and replica.is_damaged)
+
+    def _is_missing(self, partition: PartitionId, state: PartitionState) -> bool:
+        replica = self._replicas.get(partition)
+        return replica is None or replica.log_id != state.log_id
+
+    def _given_up(self, partition: PartitionId, state: PartitionState) -> PartitionState | None:
+        """Return what a state becomes without this node in sync; None: it stays."""
+        now = renounced(state, self._node_id)
+        if now is None and self._is_missing(partition, state):
+            if is_lost(state, self._node_id, self._let_go.has(state.log_id)):
+                return lost(state, self._node_id, self._incarnation)
+        return now
 
     def _renounce_soon(self, partition: PartitionId) -> None:
         if partition not in self._renouncing:
@@ -226,10 +266,16 @@ class Damaged:
         try:
             async with self._renounces:
                 pair, state = self._view.pairs.get(key), self._view.partitions.get(partition)
-                wanted = None if pair is None or state is None else renounced(state, self._node_id)
+                wanted = None if pair is None or state is None else self._given_up(partition, state)
                 if wanted is not None:
                     swapped = await swap(self._store, key, pair, encode(wanted))
-                    if swapped.fate is Fate.APPLIED:
+                    if swapped.fate is Fate.APPLIED and self._node_id in wanted.in_sync_nodes:
+                        log.error(
+                            "CLUSTER: %s/%d: the copy that was in sync is not here any more, and no other one is in "
+                            "sync: nobody leads until an operator says who: flintmq topic elect %s %d --dry-run. A log "
+                            "of it that was set aside is in set-aside/ of the data directory", *partition, *partition
+                        )  # fmt: skip
+                    elif swapped.fate is Fate.APPLIED:
                         log.warning(
                             "CLUSTER: %s/%d: this node is in sync no longer: %s", *partition, self._why(partition)
                         )

@@ -58,7 +58,8 @@ class Endings:
         if replica is None or replica.log.failed is not None:
             return Ending(me.node, me.incarnation, 0, 0)  # nobody could be led by it
         shape = shape_of(replica) if copy.followed is None else copy.followed.shape()
-        return Ending(me.node, me.incarnation, shape.history[-1][0] if shape.history else 0, shape.end)
+        epoch = shape.history[-1][0] if shape.history else 0
+        return Ending(me.node, me.incarnation, epoch, shape.end, replica.about.led_by)
 
     async def _tell(self, copy: Copy, me: NodeRecord) -> None:
         key = self._keys.partition(*copy.partition)

@@ -17,18 +17,31 @@ from flintmq.broker.followed_replicas import FollowedReplicas
 from flintmq.broker.partition import PublishGroup
 from flintmq.broker.replica import Replica
 from flintmq.cluster.following import Following
+from flintmq.cluster.history import cut
 from flintmq.cluster.link import FollowerLink
+from flintmq.cluster.power import is_doubtful
 from flintmq.cluster.state import PartitionState
 from flintmq.cluster.view import View
 from flintmq.nsqd.cluster.copies import FollowedLog
 from flintmq.nsqd.cluster.table import Copy, Table
-from flintmq.storage import PartitionLog
+from flintmq.storage import CutsCommitted, PartitionLog
 from flintmq.wire.peer import Identity, Open, Refusal
 
 log = logging.getLogger(__name__)
 
 AGAIN_S = 1.0
 """Before a copy that could not be written is tried again."""
+
+OTHER_MESSAGES = (
+    "the coordination store was older than the data: the copy here may have other messages than its leader, and begins "
+    "anew"
+)
+
+
+def _last_epoch(replica: Replica) -> int:
+    """Return the epoch of the last batch of a replica's log; 0: it has none."""
+    history = cut(replica.history, replica.log.next_sequence)
+    return history[-1][0] if history else 0
 
 
 class Followings:
@@ -134,8 +147,32 @@ class Followings:
         state = self._view.partitions.get(partition)
         if copy.replica.is_damaged and (state is None or self._node_id in state.in_sync_nodes):
             return Refusal.NOT_HERE, copy.replica.epoch, "something is lost here: it leaves the in-sync set first"
+        if frame.epoch < copy.following.epoch:
+            return copy.following  # which says of which epoch it knows
+        if why := self._why_not_followed(copy.replica, frame.epoch, peer.incarnation, state):
+            return Refusal.NOT_HERE, copy.replica.epoch, why
+        led_by = copy.replica.about.led_by
+        if state is not None and is_doubtful(state, copy.replica.epoch, _last_epoch(copy.replica), led_by):
+            if copy.following.broken is None:
+                copy.following.broken = CutsCommitted(OTHER_MESSAGES)
+                log.error("CLUSTER: %s/%d: %s", *partition, OTHER_MESSAGES)
+            return Refusal.BROKEN, copy.replica.epoch, str(copy.following.broken)
+        copy.replica.heard_of_leader(frame.epoch, peer.incarnation)
         self._sync_soon(copy.following)
         return copy.following
+
+    def _why_not_followed(self, replica: Replica, epoch: int, incarnation: str, state: PartitionState | None) -> str:
+        """Tell why it is not clear yet that a leader's epoch names one process alone; empty: it does."""
+        known, its = replica.about.led_by
+        if known > epoch or (known == epoch and its != incarnation):
+            return f"another process led in epoch {known}: the coordination store is older than the copy here"
+        if replica.log.start_sequence == replica.log.next_sequence:
+            return ""  # whatever comes is right
+        if not self._view.is_fed:
+            return "the coordination store was not heard yet"
+        if state is not None and epoch > state.epoch + (not state.is_contested):
+            return f"the coordination store has told of epoch {state.epoch} here, and not yet why others follow"
+        return ""
 
     def appended(self, link: FollowerLink) -> None:
         """Have synced what was appended to, where that is the rule."""

@@ -2,7 +2,8 @@
 
 ::
 
-    lead --> epoch noted --> promoted in the broker --> Leading, links to the others --> watermark, who is in sync
+    lead --> channels known, of one that begins (founding.py)
+         --> epoch noted --> promoted in the broker --> Leading, links to the others --> watermark, who is in sync
                                                                                  |
     engine: written, synced, records of a flush -------------------------------->+--> deposed: the copy follows again
 
@@ -41,6 +42,7 @@ from flintmq.nsqd.client import Clients
 from flintmq.nsqd.cluster.copies import LedLog, synced_end
 from flintmq.nsqd.cluster.due import Due
 from flintmq.nsqd.cluster.followings import Followings
+from flintmq.nsqd.cluster.founding import Founding
 from flintmq.nsqd.cluster.lease import Lease
 from flintmq.nsqd.cluster.led import Led
 from flintmq.nsqd.cluster.peers import Peers
@@ -112,6 +114,7 @@ class Leaders:
         swaps: writes who is in sync.
 
     Attributes:
+        founding: knows what partitions begin with.
         let_go: has a consumer go on without a partition; False: it has nothing else here.
     """
 
@@ -155,6 +158,7 @@ class Leaders:
         self._kept = Kept()
         self._steadiness = Steadiness()
         self._promotions = Promotions(engine.loop, engine.schedule)
+        self.founding = Founding(node_id, view, table, engine.broker, peers, due, engine.loop, engine.schedule)
 
     # -- the beginning -------------------------------------------------------------------------------------------------
 
@@ -179,6 +183,11 @@ class Leaders:
         if replica.work:
             self._due.note_later(copy.partition, BUSY_AGAIN_S)
             return
+        begins_with = None
+        if self.founding.is_new(copy.partition, replica):
+            begins_with = self.founding.known(copy.partition, state.epoch)
+            if begins_with is None:
+                return
         confirmed_ns = following.confirmed_ns
         self._followings.give_up_unanswered(copy)
         copy.is_busy = True
@@ -192,7 +201,8 @@ class Leaders:
 
         def promote() -> None:
             try:
-                self._led_replicas.promote(replica, state.epoch, self._meta_of(copy, replica), promoted)
+                meta = self._meta_of(copy, replica)
+                self._led_replicas.promote(replica, state.epoch, meta, promoted, begins_with)
             except (FlintError, ValueError) as failure:
                 promoted(failure)
 
@@ -206,9 +216,13 @@ class Leaders:
                 dismiss(self._led_replicas.demote(replica, NotLedAnyMore()), "the partition is deleted")
                 self._followings.follow(copy, self._clock.monotonic_ns())
             else:
-                self._begin(copy, replica, replica.partition, state, pair, confirmed_ns)
+                led = self._begin(copy, replica, replica.partition, state, pair, confirmed_ns)
+                if begins_with is not None and replica.partition.channels:
+                    led.awaits_channels = True
+                    self._led_replicas.hold_until_stored(replica, partial(self._channels_stored, led))
             self._due.ended(copy, None, "leading it")
 
+        replica.heard_of_leader(state.epoch, state.incarnation)
         try:
             replica.note_epoch(state.epoch, True, noted)
         except (FlintError, ValueError) as error:
@@ -226,7 +240,7 @@ class Leaders:
         state: PartitionState,
         pair: KeyValue,
         confirmed_ns: int,
-    ) -> None:
+    ) -> Led:
         topic, number = copy.partition
         record = self._view.topics.get(topic)
         progress: list[Leading] = []
@@ -272,6 +286,13 @@ class Leaders:
         current = self._view.partitions.get(copy.partition)
         if current is not None:  # perhaps it was changed since it was to be led
             self._adopt(led, self._view.pairs[self._keys.partition(topic, number)], current)
+        return led
+
+    def _channels_stored(self, led: Led) -> None:
+        """Let whoever reads in: what is acknowledged from now on is delivered to all that the partition began with."""
+        led.awaits_channels = False
+        self._noted.note(led)
+        self._engine.schedule()
 
     def _can_others(self, state: PartitionState, away: Collection[str], least: int) -> bool:
         """Whether others could go on with a partition, if somebody elects them."""

@@ -36,6 +36,7 @@ class Led:
 
     Attributes:
         leading: decides.
+        awaits_channels: those that it begins with are not on all replicas in sync yet: whoever reads has to wait.
         is_ready: whoever reads may be let in.
         is_fenced: nothing may be acknowledged or delivered, because others may lead by now.
         is_swapping: the store is being asked to change its state.
@@ -47,6 +48,7 @@ class Led:
 
     __slots__ = (
         "asked",
+        "awaits_channels",
         "catching",
         "deliver_from_ns",
         "is_fenced",
@@ -76,6 +78,7 @@ class Led:
         self.pair = pair
         self.deliver_from_ns = deliver_from_ns
         self.previous = previous
+        self.awaits_channels = False
         self.is_ready = False
         self.is_fenced = False
         self.is_swapping = False

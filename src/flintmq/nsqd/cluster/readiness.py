@@ -67,7 +67,7 @@ class Readiness:
         """Let readers in, if they may be."""
         if led not in self._unready:
             return
-        is_known = led.leading.watermark is not None
+        is_known = led.leading.watermark is not None and not led.awaits_channels
         if is_known and not led.is_fenced and self._clock.monotonic_ns() >= led.deliver_from_ns:
             del self._unready[led]
             self._set(led, True)

@@ -2,7 +2,7 @@
 
 ::
 
-    the store's state and what is here --> role_of --> CREATE, FOLLOW, LEAD, SET_ASIDE, REMOVE
+    the store's state and what is here --> role_of --> CREATE, FOLLOW, LEAD, SET_ASIDE, REMOVE, LOST
 
 Rules of this file: a role is asked for anew whenever something has ended or changed, so each step is complete by
 itself; what a partition fails with is told and tried again, and is no other partition's.
@@ -26,6 +26,7 @@ from flintmq.nsqd.cluster.due import Due
 from flintmq.nsqd.cluster.endings import Endings
 from flintmq.nsqd.cluster.followings import Followings
 from flintmq.nsqd.cluster.leaders import Leaders
+from flintmq.nsqd.cluster.let_go import LetGo
 from flintmq.nsqd.cluster.roles import Here, Role, role_of
 from flintmq.nsqd.cluster.table import Copy, Table
 from flintmq.nsqd.file_room import FileRoom
@@ -46,6 +47,8 @@ class Settling:
         due: calls :meth:`settle` back.
         schedule: has the turn ended.
         room: for the files of replicas.
+        gone: knows which logs were here.
+        is_store_older: whether what the store says may be from before what is here.
     """
 
     def __init__(
@@ -63,6 +66,8 @@ class Settling:
         due: Due,
         schedule: Callable[[], None],
         room: FileRoom,
+        gone: LetGo,
+        is_store_older: Callable[[], bool],
     ) -> None:
         self._clock = clock
         self._me = me
@@ -77,6 +82,8 @@ class Settling:
         self._due = due
         self._schedule = schedule
         self._room = room
+        self._gone = gone
+        self._is_store_older = is_store_older
         self._to_sweep: list[Copy] = []
         self._sweep_count = 0
 
@@ -86,13 +93,19 @@ class Settling:
         if (copy is not None and copy.is_busy) or me is None:
             return  # it is looked at when that has ended, or this node begins
         replica = None if copy is None else copy.replica
-        here = None if replica is None else Here(replica.topic_number, replica.log_id)
-        role = role_of(self._view, me, partition, here)
+        state = self._view.partitions.get(partition)
+        here = None
+        if replica is not None:
+            here = Here(replica.topic_number, replica.log_id, replica.epoch, replica.about.led_by)
+        was_here = state is not None and self._gone.has(state.log_id)
+        role = role_of(self._view, me, partition, here, was_here, self._is_store_older())
         if copy is None:
             if role is Role.CREATE and self._alone.has(partition[0]):
                 self._alone.bring_soon(partition[0])  # this node died while it gave it to the cluster
             elif role is Role.CREATE:
                 self._create(partition)
+            elif role is Role.LOST:
+                self._damaged.lose(partition)
             return
         if role is not Role.LEAD and copy.led is not None:
             self._leaders.depose(copy)
@@ -105,7 +118,6 @@ class Settling:
             case Role.LEAD:
                 self._leaders.lead(copy)
             case Role.FOLLOW:
-                state = self._view.partitions.get(partition)
                 if copy.following is None and replica is not None and replica.log.failed is None:
                     self._followings.follow(copy, self._clock.monotonic_ns())
                 if state is not None and state.leader and copy.following is not None:
@@ -148,6 +160,7 @@ class Settling:
         log.warning(
             "CLUSTER: %s/%d: %s (topic %d, log %d)", *copy.partition, what, replica.topic_number, replica.log_id
         )
+        self._gone.note(replica.log_id, role is Role.SET_ASIDE)
 
         def done(error: BaseException | None) -> None:
             if error is None:

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from flintmq.cluster.view import View
+from flintmq.nsqd.cluster.belonging import BelongingStore
 from flintmq.nsqd.cluster.copies import bytes_below
 from flintmq.nsqd.cluster.lease import Lease
+from flintmq.nsqd.cluster.let_go import LetGo
 from flintmq.nsqd.cluster.peers import Peers
 from flintmq.nsqd.cluster.seen import Seen, figures_of, sorted_partitions
 from flintmq.nsqd.cluster.table import Table
@@ -27,7 +29,16 @@ class Shown:
     """
 
     def __init__(
-        self, node_id: str, incarnation: str, view: View, table: Table, lease: Lease, peers: Peers, seen: Seen
+        self,
+        node_id: str,
+        incarnation: str,
+        view: View,
+        table: Table,
+        lease: Lease,
+        peers: Peers,
+        seen: Seen,
+        store: BelongingStore,
+        gone: LetGo,
     ) -> None:
         self.node_id = node_id
         self._incarnation = incarnation
@@ -36,6 +47,8 @@ class Shown:
         self._lease = lease
         self._peers = peers
         self._seen = seen
+        self._store = store
+        self._gone = gone
 
     def figures(self) -> ClusterFigures:
         """See :class:`flintmq.nsqd.replica_figures.ClusterPart`."""
@@ -46,7 +59,7 @@ class Shown:
             incarnation=self._incarnation,
             has_lease=self._lease.is_held,
             revision=self._view.revision,
-            problem=self._lease.problem,
+            problem=self._lease.problem or self._store.problem,
             elected_count=seen.elected_count,
             ended_count=seen.ended_count,
             joined_count=seen.joined_count,
@@ -54,6 +67,7 @@ class Shown:
             caught_up_count=seen.caught_up_count,
             replica_count=len(self._table.copies),
             leader_count=len(self._table.led),
+            set_aside_count=self._gone.aside_count,
         )
 
     def replicas(self, topic: str = "", partition: int | None = None) -> Iterator[ReplicaFigures]:

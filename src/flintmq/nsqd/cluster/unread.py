@@ -29,17 +29,16 @@ from flintmq.net.descriptors import descriptor_limit, kept_count, room
 from flintmq.net.problems import Problems
 from flintmq.net.tasks import tell
 from flintmq.nsqd.client import Client
-from flintmq.nsqd.cluster.peers import Passage, PassageFailed, Peers
+from flintmq.nsqd.cluster.asking import Answering, Asked
+from flintmq.nsqd.cluster.peers import PassageFailed, Peers
 from flintmq.nsqd.cluster.relaying import Outcome, Supplement
-from flintmq.wire.peer import ASK_UNREAD_MAX, AskUnread, PeerError, PeerReader, Purpose, Unread, encode_one
+from flintmq.wire.peer import ASK_UNREAD_MAX, AskUnread, PeerError, Purpose, Unread
 from flintmq.wire.server import Subscribe
 
 log = logging.getLogger(__name__)
 
 ASK_NS = 2_000_000_000
 """Between two questions to a node."""
-ANSWER_S = 5.0
-"""Until an answer is not waited for any more."""
 AGAIN_NS = 4_000_000_000, 600_000_000_000
 """Before a node that has not answered is asked again: at first, and at most."""
 USELESS_NS = 4_000_000_000, 60_000_000_000
@@ -50,9 +49,6 @@ PASSAGE_FILES = 2
 """Descriptors that a connection to another node takes."""
 BROUGHT_MAX = 64
 """Channels that one answer has begun to bring: each is a connection."""
-SILENT_S = 60.0
-"""Until a connection on which nothing is asked is closed."""
-QUESTION_BYTES_MAX = 256 * 1024
 
 ChannelName: TypeAlias = tuple[str, str]
 """Topic and channel."""
@@ -60,7 +56,7 @@ Place: TypeAlias = tuple[str, str, str]
 """Topic, channel and node."""
 
 
-class Answers(asyncio.Protocol):
+class Answers(Answering[AskUnread]):
     """The end that is asked.
 
     Args:
@@ -68,113 +64,22 @@ class Answers(asyncio.Protocol):
     """
 
     def __init__(self, is_unread: Callable[[str, str], bool]) -> None:
+        super().__init__(AskUnread, self._unread)
         self._is_unread = is_unread
-        self._reader = PeerReader(is_trusted=True)
-        self._transport: asyncio.Transport | None = None
-        self._silence: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport  # type: ignore[assignment]  # of a connection between nodes
-        self._expect_more()
-
-    def _expect_more(self) -> None:
-        if self._silence is not None:
-            self._silence.cancel()
-        self._silence = asyncio.get_running_loop().call_later(SILENT_S, self._end, "nothing is asked")
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            self._reader.receive(data)
-            while (found := self._reader.next_frame()) is not None:
-                if not isinstance(found[0], AskUnread):
-                    raise PeerError(f"{type(found[0]).__name__} where only channels are asked about")
-                self._answer(found[0])
-            if self._reader.pending_bytes > QUESTION_BYTES_MAX:
-                raise PeerError(f"a question of more than {QUESTION_BYTES_MAX} bytes")
-        except PeerError as error:
-            log.warning("PEER: a question of another node about channels: %s", error)
-            self._end(str(error))
-
-    def _answer(self, question: AskUnread) -> None:
-        places = [at for at, (topic, channel) in enumerate(question.channels) if self._is_unread(topic, channel)]
-        if self._transport is not None:
-            self._transport.write(encode_one(Unread(places)))
-            self._expect_more()
-
-    def _end(self, reason: str) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
-    def pause_writing(self) -> None:
-        if self._transport is not None:
-            self._transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        if self._transport is not None:
-            self._transport.resume_reading()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
-        if self._silence is not None:
-            self._silence.cancel()
+    def _unread(self, question: AskUnread) -> Unread:
+        return Unread([at for at, (topic, channel) in enumerate(question.channels) if self._is_unread(topic, channel)])
 
 
-class _Asked:
-    """One node, and the connection on which it is asked."""
+class _Asked(Asked[Unread]):
+    """One node, and what is known of it."""
 
     def __init__(self, peers: Peers) -> None:
+        super().__init__(peers, Unread, Purpose.UNREAD)
         self.task: asyncio.Task[None] | None = None
         self.not_before_ns = 0
         self.pause_ns = AGAIN_NS[0]
         self.turn = 0  # of the channels, when one question does not take them all
-        self._peers = peers
-        self._record: NodeRecord | None = None
-        self._passage: Passage | None = None
-        self._reader = PeerReader(is_trusted=True)
-        self._answer: asyncio.Future[list[int]] | None = None
-
-    async def ask(self, record: NodeRecord, channels: list[ChannelName]) -> list[int]:
-        """Return the places of those channels that are unread.
-
-        Raises:
-            PassageFailed, PeerError, TimeoutError: it is not known.
-        """
-        if self._record != record:
-            self.close("its process is another one")
-        async with asyncio.timeout(ANSWER_S):
-            if self._passage is None:
-                self._reader = PeerReader(is_trusted=True)
-                self._passage = await self._peers.open_passage(record, self, Purpose.UNREAD)
-                self._record = record
-            self._answer = asyncio.get_running_loop().create_future()
-            self._passage.write(encode_one(AskUnread(channels)))
-            return await self._answer
-
-    def received(self, data: bytes) -> None:
-        """Take what it says."""
-        answer = self._answer
-        try:
-            self._reader.receive(data)
-            while (found := self._reader.next_frame()) is not None:
-                if not isinstance(found[0], Unread):
-                    raise PeerError(f"{type(found[0]).__name__} in place of an answer")
-                if answer is not None and not answer.done():
-                    answer.set_result(found[0].places)
-        except PeerError as error:
-            if answer is not None and not answer.done():
-                answer.set_exception(error)
-
-    def lost(self, reason: str) -> None:
-        """The connection is gone."""
-        self._passage = None
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(PassageFailed(reason))
-
-    def close(self, reason: str) -> None:
-        """Ask no more on this connection."""
-        passage, self._passage = self._passage, None
-        if passage is not None:
-            passage.give_up(reason)
 
     def stop(self) -> None:
         """Ask no more at all."""
@@ -272,7 +177,7 @@ class UnreadElsewhere:
 
     async def _ask(self, asked: _Asked, record: NodeRecord, names: list[ChannelName]) -> None:
         try:
-            unread = set(await asked.ask(record, names))
+            unread = set((await asked.ask(record, AskUnread(names))).places)
         except (PassageFailed, PeerError, TimeoutError) as error:
             asked.close("it gave no answer")
             asked.not_before_ns = self._now_ns() + asked.pause_ns

@@ -75,6 +75,7 @@ def cluster_row(figures: ClusterFigures, replicas: Sequence[Any]) -> Row:
         "caught_up_count": figures.caught_up_count,
         "leader_count": figures.leader_count,
         "replica_count": figures.replica_count,
+        "set_aside_count": figures.set_aside_count,
         "replicas": list(replicas),
     }
 

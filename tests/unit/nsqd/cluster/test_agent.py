@@ -18,7 +18,8 @@ from tests.unit.broker.test_replicas import World as BrokerWorld
 from tests.unit.cluster.models import KEYS, World, member, node, state
 
 from flintmq.cluster.leading import Leading
-from flintmq.cluster.state import LEASE_TTL_S, LookupdRecord, PartitionState, decode
+from flintmq.cluster.power import has_lost
+from flintmq.cluster.state import LEASE_TTL_S, ClusterRecord, LookupdRecord, PartitionState, decode
 from flintmq.cluster.store import OutcomeUnknown, Span, StoreUnavailable, Txn
 from flintmq.errors import StorageError
 from flintmq.nsqd.cluster.agent import Agent
@@ -621,3 +622,56 @@ def test_one_that_has_ended_is_fenced_at_once(case: Case) -> None:
     led.leading.ended(2)
     case.agent.look()
     assert led.is_fenced
+
+
+# -- the store is another one, or older --------------------------------------------------------------------------------
+
+
+def test_a_directory_with_copies_that_the_store_does_not_know_takes_no_part(case: Case) -> None:
+    case.settle()
+    assert case.copy.replica is not None
+    refused: list[Exception] = []
+    case.agent.on_refused = refused.append
+    case.agent._mark._count = 1  # it was one of a cluster before there was cluster.id
+    case.cluster = World()
+    case.cluster.put(KEYS.record, ClusterRecord("c"))
+    for _ in range(2):
+        case.agent._take(case.agent.view.feed(case.cluster.store.range(KEYS.all)), True)
+    case.settle()
+    assert case.copy.replica is not None and not list(case.broker.files.list("set-aside"))
+    assert len(refused) == 1 and "knows neither this node" in str(refused[0])
+    assert not case.agent._has_cluster.is_set()
+
+
+def test_a_directory_from_before_it_kept_its_cluster_belongs_to_the_store_that_knows_it(case: Case) -> None:
+    case.settle()
+    case.agent._mark._count = 1
+    case.cluster.put(KEYS.record, ClusterRecord("c"))
+    case.hear()
+    assert case.agent._has_cluster.is_set()
+
+
+def test_a_copy_that_was_set_aside_is_not_begun_anew_by_who_is_in_sync(case: Case) -> None:
+    case.settle()
+    other = state("a", "a", epoch=1, incarnation=case.agent.incarnation, log_id=10)
+    case.cluster.partition("t", 0, other)
+    case.hear()
+    case.settle()
+    assert list(case.broker.files.list("set-aside")) and case.copy.replica.log_id == 10
+
+    async def txn(asked: Txn) -> Any:
+        return case.cluster.store.apply(asked)
+
+    case.store.txn = txn
+    case.elect(2)
+    case.hear()
+    case.settle()
+    assert case.copy is None, "no empty one is made"
+    asyncio.run(case.loop.begun[-1])
+    pair = case.cluster.store.get(KEYS.partition("t", 0))
+    assert pair is not None
+    now = decode(pair.key, pair.value, PartitionState)
+    assert not now.leader and has_lost(now.in_sync[0]) and now.in_sync_nodes == ("a",)
+    case.hear()
+    case.settle()
+    assert case.copy is None

@@ -57,7 +57,12 @@ class Room:
         (pair,) = self.state.range(Span.of_key(KEYS.disk("a"))).found
         return decode(pair.key, pair.value, DiskRecord)
 
-    def put(self, key: str, value: NodeRecord | None) -> None:
+    def start_record(self, state: StoreState) -> DiskRecord:
+        """Return what another store knows."""
+        (pair,) = state.range(Span.of_key(KEYS.disk("a"))).found
+        return decode(pair.key, pair.value, DiskRecord)
+
+    def put(self, key: str, value: NodeRecord | DiskRecord | None) -> None:
         self.state.apply(Txn((), (Put(key, encode(value)) if value else Delete(key),)))
 
     def content(self) -> bytes:
@@ -113,6 +118,33 @@ def test_a_store_that_is_older_or_new_says_nothing_of_the_directory(room: Room) 
     assert not room.start().is_older
     room.live()
     assert not room.start().is_older
+
+
+def test_a_store_from_before_what_it_was_told_is_found_out(room: Room) -> None:
+    assert not room.start().is_store_older
+    room.live()
+    before = room.state
+    room.state = StoreState()
+    room.put(KEYS.disk("a"), room.start_record(before))
+    assert not room.start().is_store_older
+    room.live()
+    assert not room.start().is_store_older
+    for _ in range(2):  # it is found out again until it is told something
+        room.state = before
+        assert room.start().is_store_older
+    room.live()
+    assert not room.start().is_store_older
+    room.state = StoreState()
+    assert room.start().is_store_older, "it knows nothing"
+
+
+@pytest.mark.parametrize("failure", [OutcomeUnknown("lost"), StoreUnavailable("away")])
+def test_a_store_that_was_not_told_is_not_older(room: Room, failure: Exception) -> None:
+    room.live()
+    room.failure = failure
+    room.live(3)
+    room.failure = None
+    assert not room.start().is_store_older
 
 
 @pytest.mark.parametrize("failure", [OutcomeUnknown("lost"), StoreUnavailable("away")])

@@ -17,7 +17,7 @@ from tests.unit.cluster.models import node
 from flintmq.broker.shared_subscription import ChannelParts, PartSubscription, SharedSubscription
 from flintmq.message import hex_id
 from flintmq.net.problems import Problems
-from flintmq.nsqd.cluster import unread
+from flintmq.nsqd.cluster import asking, unread
 from flintmq.nsqd.cluster.peers import PassageFailed
 from flintmq.nsqd.cluster.relaying import IDLE_NS, Means, Supplement
 from flintmq.nsqd.cluster.unread import AGAIN_NS, ASK_NS, BROUGHT_MAX, USELESS_NS, Answers, UnreadElsewhere
@@ -291,7 +291,7 @@ async def test_a_node_that_gives_no_answer_is_asked_ever_more_seldom_and_no_othe
 
 
 async def test_an_answer_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unread, "ANSWER_S", 0.01)
+    monkeypatch.setattr(asking, "ANSWER_S", 0.01)
     world = World("a")
     world.subscribe("t", "ch", 1)
 
@@ -359,7 +359,7 @@ async def test_who_is_asked_answers_whatever_pieces_the_question_comes_in() -> N
         encode_one(Ping(1)),
         encode_one(Unread([1])),
         b"  V2" * 10,
-        pack(">II", 1 << 20, 1 << 19) + bytes(unread.QUESTION_BYTES_MAX + 1),
+        pack(">II", 1 << 20, 1 << 19) + bytes(asking.QUESTION_BYTES_MAX + 1),
     ],
 )
 async def test_what_is_no_question_ends_the_connection(data: bytes) -> None:
