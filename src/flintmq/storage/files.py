@@ -33,6 +33,7 @@ Errors = list[OSError | None]  # of several calls, in their order
 RESERVE_NAME = "room-to-start"
 """A file that is deleted for a start on a full disk."""
 _RESERVE_BYTES = 1024 * 1024
+_SQLITE_PATH_BYTES_MAX = 504  # 512 with the end of its name and that of a journal
 _GOES_ON = "all goes on in the directory of the start; the path has to lead there again before the next start"
 
 log = logging.getLogger(__name__)
@@ -355,7 +356,11 @@ class SqliteDatabase:
             raise self._failure(error) from error
 
     def _failure(self, error: sqlite3.Error) -> StorageError:
-        """SQLite does not say that it was permission that it lacked, or room."""
+        """SQLite does not say that it was permission that it lacked, or room, or that the path is too long for it."""
+        size = len(os.fsencode(self._place))
+        if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_CANTOPEN and size > _SQLITE_PATH_BYTES_MAX:
+            what = f"{self._path}: its whole path has {size} bytes, and SQLite opens files with at most"
+            return StorageError(f"{what} {_SQLITE_PATH_BYTES_MAX}: use a directory with a shorter path")
         for path in (os.path.dirname(self._place), self._place, f"{self._place}-wal", f"{self._place}-shm"):
             if os.path.exists(path) and not os.access(path, os.R_OK | os.W_OK):
                 return permission_missing(path)

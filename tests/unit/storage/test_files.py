@@ -191,6 +191,17 @@ def test_a_snapshot_is_as_the_database_was_whatever_is_written_since(files):
     database.close()
 
 
+def test_a_path_that_is_too_long_for_a_database_is_told_with_the_limit(tmp_path):
+    directory = tmp_path
+    while len(str(directory)) < 500:
+        directory /= "d" * 50
+    directory.mkdir(parents=True)
+    with pytest.raises(
+        StorageError, match=r"its whole path has 5\d\d bytes, and SQLite .* at most 504: use a directory"
+    ):
+        SqliteDatabase(str(directory / "x.db"))
+
+
 def test_an_error_of_a_database_whose_directory_is_gone_is_told_as_one(tmp_path):
     (tmp_path / "gone").mkdir()
     database = SqliteDatabase(str(tmp_path / "gone" / "x.db"))
