@@ -32,6 +32,8 @@ TO_COME = f"{NOT_CREATED}: it comes with the node that has it"
 """The same of one that was a single nsqd's."""
 NO_COPY = "no node that has a copy is alive"
 """Stands in why nobody leads a partition of which everything may be lost."""
+TO_DECIDE = "an operator has to say who leads"
+"""The same where who was in sync has lost its copy, and nobody is waited for."""
 CHANGE_WORDS = ("retention", "syncdisk", "upgradeext", "disable_channel_auto_create", "replicator")
 """The parameters of ``/topic/meta/update``."""
 CLUSTER_CHANGE_WORDS = ("min_in_sync",)

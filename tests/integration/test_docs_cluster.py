@@ -18,11 +18,16 @@ from flintmq.nsqd.options import NsqdOptions
 from flintmq.nsqlookupd.options import NsqlookupdOptions
 from flintmq.options import Options
 from flintmq.options.resolve import resolve
+from flintmq.tools.nsq_to_nsq import ToNsqOptions
 from flintmq.up import UpOptions
 
 LINES = [line for each in BLOCKS if each.page == "docs/cluster.md" for line in each.text.splitlines()]
 NOUNS = ("flintmq cluster ", "flintmq topic ", "flintmq node ")
-TABLES: dict[str, type[Options]] = {"nsqd": NsqdOptions, "nsqlookupd": NsqlookupdOptions, "up": UpOptions}
+FILES = ("mkdir ", "cp ")
+"""What is done with a log that was set aside; test_cluster_store.py reads one back so."""
+TABLES: dict[str, type[Options]] = {
+    "nsqd": NsqdOptions, "nsqlookupd": NsqlookupdOptions, "nsq_to_nsq": ToNsqOptions, "up": UpOptions,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +79,7 @@ def test_the_commands_for_an_etcd_work_in_their_order_and_make_room(tmp_path: Pa
         etcd.discard()
 
 
-DAEMONS = [line for line in LINES if not line.startswith((*NOUNS, "etcdctl "))]
+DAEMONS = [line for line in LINES if not line.startswith((*NOUNS, *FILES, "etcdctl "))]
 
 
 @pytest.mark.parametrize("line", DAEMONS, ids=lambda line: line[:60])

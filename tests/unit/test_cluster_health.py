@@ -7,7 +7,7 @@ import pytest
 
 from flintmq.client.admin.health import NOTE, PROBLEM, WARNING, away_nodes, is_whole, troubles
 from flintmq.client.admin.results import ClusterLookupd, ClusterNode, ClusterPartition, ClusterStatus, ClusterTopic
-from flintmq.topic_meta import NO_COPY, NOT_CREATED, TO_COME
+from flintmq.topic_meta import NO_COPY, NOT_CREATED, TO_COME, TO_DECIDE
 
 MASTER = ClusterLookupd("m", "i", "host", 4160, 4161)
 OTHER = ClusterLookupd("n", "i", "host2", 4160, 4161)
@@ -78,11 +78,13 @@ def test_what_is_wrong(status: ClusterStatus, level: str, text: str) -> None:
         ("x", "topic elect"),
         ("x", "flintmq topic elect t PARTITION --dry-run"),
         (f"x; {NO_COPY}", "flintmq topic elect t PARTITION NODE --accept-loss"),
+        (f"x; {TO_DECIDE}", "flintmq topic elect t PARTITION --dry-run says who has most of it"),
     ],
 )
 def test_who_can_lead_a_partition_without_a_leader(reason: str, advice: str) -> None:
     (found,) = [each for each in troubles(with_partition(leader="", reason=reason)) if each.level == PROBLEM]
     assert advice in found.advice and ("elect" in advice) is ("elect" in found.advice)
+    assert (TO_DECIDE in reason) is found.advice.endswith("flintmq topic delete t")
 
 
 def test_nobody_is_to_be_elected_by_hand_while_the_store_takes_no_writes() -> None:

@@ -41,6 +41,7 @@ from flintmq.cluster.state import (
     elected,
     without_leader,
 )
+from flintmq.topic_meta import TO_DECIDE
 
 _LOST = "lost/"
 
@@ -139,9 +140,10 @@ def describe(state: PartitionState, live: Mapping[str, NodeRecord]) -> str:
     """Tell for people who is waited for, and who has most so far; empty: nobody is asked."""
     if not asks_for_ends(state, live):
         return ""
-    waiting, best = awaited(state, live), best_of(state, live)
-    text = f"waits for {', '.join(waiting)}" if waiting else "one is about to be elected"
+    best, awaits = best_of(state, live), awaited(state, live)
     gone = [member.node for member in state.in_sync if has_lost(member)]
+    waiting = [node for node in awaits if node not in gone]
+    text = f"waits for {', '.join(waiting)}" if waiting else TO_DECIDE if awaits else "one is about to be elected"
     text = f"the copy that was in sync on node {', '.join(gone)} is lost; {text}" if gone else text
     return text if best is None else f"{text}; most of it has {best.node}: epoch {best.epoch}, up to {best.end}"
 

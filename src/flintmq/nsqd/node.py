@@ -146,8 +146,6 @@ class Node:
         self.engine.start()
         self.engine.schedule()
         await self._metadata_file.start()
-        if self._data_path is not None:
-            self._data_path.start()
 
     async def _join(self) -> None:
         """Prepare to be one of a cluster."""
@@ -213,11 +211,13 @@ class Node:
                 self.agent.set_draining(True)
 
     def begin(self) -> None:
-        """Tell nsqlookupds where this node listens, and hand out messages."""
+        """Tell nsqlookupds where this node listens, hand out messages, and watch the data path."""
         me = self._identity.peer()
         self.tracing.node = format_address(me.broadcast_address, me.tcp_port)
         self.lookup.set(self._options.lookupd_tcp_address)
         self.topics.start_all()
+        if self._data_path is not None:
+            self._data_path.start()
 
     async def hand_over(self) -> bool:
         """Have other nodes of the cluster lead what is led here, if any are; return that. :meth:`exit` follows."""

@@ -256,6 +256,95 @@ def test_a_message_that_was_taken_holds_its_partition_until_it_is_answered(clien
     play(scenario, client=client)
 
 
+@pytest.mark.parametrize("in_batches", [False, True], ids=["one by one", "batches"])
+def test_a_loop_that_does_not_answer_gets_what_nsqd_takes_back(in_batches, client, caplog):
+    """As without order: what the loop variable refers to is not waited for when the loop has gone on."""
+
+    async def scenario(world):
+        publish(world, 1)
+        taken: list[tuple[bytes, int]] = []
+
+        async def forget(consumer: Any) -> None:
+            if in_batches:
+                async for batch in consumer.batches(1):
+                    taken.extend((each.body, each.attempts) for each in batch)
+            else:
+                async for message in consumer:
+                    taken.append((message.body, message.attempts))  # noqa: PERF401 - the loop is what is tried
+
+        async with world.consumer(ordered=True) as consumer:
+            forgetting = asyncio.ensure_future(forget(consumer))
+            for count in range(1, 5):
+                await until(lambda count=count: len(taken) == count, MSG_TIMEOUT_S)  # type: ignore[misc]
+                take_back(world)
+            consumer.stop()
+            await forgetting
+        assert {body for body, _ in taken} == {b"0"}
+        assert "is held back" not in caplog.text
+
+    play(scenario, client=client)
+
+
+def test_a_loop_that_goes_on_late_without_an_answer_gets_what_waits(client):
+    async def scenario(world):
+        publish(world, 1)
+        taken: list[tuple[bytes, int]] = []
+        may_go_on = asyncio.Event()
+
+        async def forget(consumer: Any) -> None:
+            async for message in consumer:
+                taken.append((message.body, message.attempts))
+                if message.attempts > 1:
+                    message.finish()
+                await may_go_on.wait()
+
+        async with world.consumer(ordered=True) as consumer:
+            forgetting = asyncio.ensure_future(forget(consumer))
+            await until(lambda: taken)
+            hang_up(world)
+            await until(lambda: consumer.stats().queued == 1)
+            await asyncio.sleep(2 * MSG_TIMEOUT_S)
+            assert len(taken) == 1
+            may_go_on.set()
+            await until(lambda: finished(world) == [b"0"], MSG_TIMEOUT_S)
+            consumer.stop()
+            await forgetting
+        assert taken == [(b"0", 1), (b"0", 2)]
+
+    play(scenario, client=client)
+
+
+def test_a_block_in_a_task_of_its_own_holds_its_partition(client):
+    async def scenario(world):
+        publish(world, 1)
+        began: list[int] = []
+        may_end, tasks = asyncio.Event(), []
+
+        async def handle(message: Message) -> None:
+            with message:
+                began.append(message.attempts)
+                await may_end.wait()
+
+        async def spread(consumer: Any) -> None:
+            async for message in consumer:
+                tasks.append(asyncio.ensure_future(handle(message)))  # noqa: PERF401 - the loop is what is tried
+
+        async with world.consumer(ordered=True) as consumer:
+            spreading = asyncio.ensure_future(spread(consumer))
+            await until(lambda: began)
+            take_back(world)
+            await until(lambda: consumer.stats().queued == 1)
+            await asyncio.sleep(2 * MSG_TIMEOUT_S)
+            assert began == [1]
+            may_end.set()
+            await until(lambda: finished(world) == [b"0"])
+            consumer.stop()
+            await spreading
+        await asyncio.gather(*tasks)
+
+    play(scenario, client=client)
+
+
 def test_a_message_that_nothing_refers_to_holds_nothing(client):
     async def scenario(world):
         publish(world, 1)

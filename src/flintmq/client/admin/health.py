@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 from flintmq.client.admin.results import ClusterNode, ClusterPartition, ClusterStatus, ClusterTopic
-from flintmq.topic_meta import NO_COPY, NOT_CREATED, TO_COME
+from flintmq.topic_meta import NO_COPY, NOT_CREATED, TO_COME, TO_DECIDE
 
 NOTE, WARNING, PROBLEM = "note", "warning", "problem"
 CROWDED = 0.9
@@ -294,6 +294,12 @@ def _advice_without_leader(topic: str, reason: str) -> str:
         return (
             "start the nodes that have copies. If their disks are lost for good: flintmq topic elect "
             f"{topic} PARTITION NODE --accept-loss lets it begin anew, with an empty log, on a node that lives"
+        )
+    if TO_DECIDE in reason:
+        return (
+            f"flintmq topic elect {topic} PARTITION --dry-run says who has most of it, and what is lost; copies that "
+            "were put aside are in set-aside/ of data directories. If the topic was deleted before an older store was "
+            f"put back: flintmq topic delete {topic}"
         )
     return (
         "start all nodes that have copies: who has most leads when all are back. If the disk of one is lost for good: "

@@ -27,7 +27,7 @@ from flintmq.client.aio.subscribing import Subscriptions
 from flintmq.client.core.consuming import CLOSE_WAIT_S, DRAIN_SAID_S, DRAIN_WAITS, ConsumerState, Consuming
 from flintmq.client.core.dead_letters import letter_headers
 from flintmq.client.core.handlers import Mode, call_in_place, cancelled_within, check_functions, mode_of, refuse_unrun
-from flintmq.client.core.message import Delivery, Message, ThreadMessage, Value, settle
+from flintmq.client.core.message import Delivery, Message, ThreadMessage, Value, pass_by, settle
 from flintmq.client.core.settings import MAX_IN_FLIGHT_MAX, ConsumerOptions, Settings
 from flintmq.client.core.weak_call import WeakCall, weakly
 from flintmq.client.options import ConnectionOptions, Seconds, seconds, switch, whole
@@ -323,6 +323,7 @@ class Consumer(ConsumerState[Value]):
         self._check_pulled()
         async for message in handlers.iterate(self._consuming.inbox):
             yield message
+            pass_by((message,))
             del message  # while the next one is waited for, nobody but the application is to have it
         self._consuming.raise_failure()
 
@@ -344,6 +345,8 @@ class Consumer(ConsumerState[Value]):
             await asyncio.sleep(0)  # a body that waits for nothing must not keep the loop from answering heartbeats
             if batch := await self._batch(size, timeout_s):
                 yield batch
+                pass_by(batch)
+                del batch
             elif inbox.is_ended:
                 break
         self._consuming.raise_failure()

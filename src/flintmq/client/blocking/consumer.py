@@ -31,7 +31,7 @@ from flintmq.client.blocking.timers import Timers
 from flintmq.client.core.consuming import CLOSE_WAIT_S, DRAIN_SAID_S, DRAIN_WAITS, ConsumerState, Consuming
 from flintmq.client.core.dead_letters import letter_headers
 from flintmq.client.core.handlers import check_functions, refuse_unrun
-from flintmq.client.core.message import Message, Value, settle
+from flintmq.client.core.message import Message, Value, pass_by, settle
 from flintmq.client.core.settings import MAX_IN_FLIGHT_MAX, ConsumerOptions, Settings
 from flintmq.client.options import ConnectionOptions, Seconds, seconds, whole
 from flintmq.errors import BodyError, FlintError
@@ -403,6 +403,7 @@ class Consumer(ConsumerState[Value]):
                 self._settle_all_given_up(message)
             if message is not None:
                 yield message
+                pass_by((message,))
             else:
                 self._wait(WAIT_S)
                 slice_end = time() + SLICE_S
@@ -427,6 +428,8 @@ class Consumer(ConsumerState[Value]):
             self._pump.once()
             if batch := self._batch(size, timeout_s):
                 yield batch
+                pass_by(batch)
+                del batch
         self._end_iteration()
 
     def _batch(self, size: int, timeout_s: float) -> list[Message[Value]]:

@@ -13,9 +13,9 @@ Rules of this file:
 - Of each partition at most one message is queued or handed out, and at most one waits here: nsqd sends one at a time,
   so a later one means that nsqd has taken the earlier one back, and the earlier one is dropped.
 - A message with a handler, or in a ``with`` block, is done with when that ends, however long it takes and whether it
-  was answered meanwhile. Any other is when it is answered, when nothing refers to it any more, or ``max_msg_timeout``
-  after it came: nsqd lets nobody have a message for longer, so what the application forgot does not hold up its
-  partition for ever.
+  was answered meanwhile. Any other is when it is answered; when nsqd has taken it back and the loop that was given it
+  asks for more, so that a loop that forgets an answer gets the message again as everywhere; when nothing refers to it
+  any more; or ``max_msg_timeout`` after it came: nsqd lets nobody have a message for longer.
 - What waits is touched, so that nsqd does not send it to another consumer, until ``max_msg_timeout`` is over for it
   too; then it is dropped and comes again.
 - A message that was finished is not handed out again because it came again meanwhile over the same connection: nsqd
@@ -74,13 +74,15 @@ class Hold:
 
     Attributes:
         is_kept: the turn lasts until :meth:`ended`, and is not over with the answer.
+        is_passed: the loop that was given it has asked for more.
     """
 
-    __slots__ = ("turn", "is_kept", "_gate", "__weakref__")
+    __slots__ = ("turn", "is_kept", "is_passed", "_gate", "__weakref__")
 
     def __init__(self, turn: Turn, gate: Gate, is_kept: bool) -> None:
         self.turn = turn
         self.is_kept = is_kept
+        self.is_passed = False
         self._gate = gate
 
     def answered(self, is_finished: bool) -> None:
@@ -151,6 +153,10 @@ class Gate:
         if turn is not None and turn.hold is None:
             for each in self.inbox.remove(turn=turn):
                 self._dropped(each)
+            turn = None
+        elif turn is not None and _is_passed(turn, delivery):
+            if turn.waiting is not None:
+                self._drop_waiting(turn)
             turn = None
         if turn is None:
             turn = self._turns[delivery.partition] = Turn(delivery)
@@ -245,7 +251,7 @@ class Gate:
     def _is_over(self, turn: Turn, now: float) -> bool:
         """Whether nobody will ever answer a message; tells of one that takes longer than nsqd ever allows."""
         hold = None if turn.hold is None else turn.hold()
-        if hold is None:
+        if hold is None or (turn.waiting is not None and _is_passed(turn, turn.waiting)):
             return True
         delivery = turn.delivery
         age_s, max_s = now - delivery.received_at, delivery.link.max_msg_timeout_s
@@ -286,15 +292,28 @@ class Gate:
         """Log that something waits: aloud, once for each turn, when nsqd has taken back what is in hand."""
         delivery, waiting = turn.delivery, turn.waiting
         assert waiting is not None
-        is_late = delivery.link.is_lost or _is_same(waiting, delivery)
+        is_late = _is_taken_back(delivery, waiting)
         level = logging.WARNING if is_late and not turn.is_late_told else logging.DEBUG
         turn.is_late_told |= is_late
         log.log(
             level,
             "%s partition %d: message %r of %s is held back, message %r is in hand since %.3g s%s",
             self._topic, delivery.partition, waiting.records[0][2], waiting.link.address, delivery.records[0][2],
-            waiting.received_at - delivery.received_at, " and nsqd has taken it back" if is_late else "",
+            waiting.received_at - delivery.received_at,
+            " and nsqd has taken it back: the partition goes on when its handler or block ends, or it is answered or "
+            "let go" if is_late else "",
         )  # fmt: skip
+
+
+def _is_taken_back(delivery: Delivery, waiting: Delivery) -> bool:
+    """Whether nsqd has taken a message back, as what has come behind it shows."""
+    return delivery.link.is_lost or _is_same(waiting, delivery)
+
+
+def _is_passed(turn: Turn, coming: Delivery) -> bool:
+    """Whether a message was left behind by the loop that was given it, and by nsqd."""
+    hold = None if turn.hold is None else turn.hold()
+    return hold is not None and hold.is_passed and not hold.is_kept and _is_taken_back(turn.delivery, coming)
 
 
 def _is_same(one: Delivery, other: Delivery) -> bool:

@@ -17,7 +17,7 @@ Source: NSQ's client guide, "Message Handling", NSQ's TCP protocol.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from operator import attrgetter
 from types import TracebackType
@@ -96,6 +96,7 @@ class Hold(Protocol):
     """The tie of a message to its turn, in order; see :mod:`flintmq.client.core.gate`."""
 
     is_kept: bool
+    is_passed: bool
 
     @property
     def turn(self) -> object: ...
@@ -410,6 +411,13 @@ class ThreadMessage(Message[Value]):
 
 
 # -- for consumers, in the thread that a message belongs to ------------------------------------------------------------
+
+
+def pass_by(messages: Iterable[Message[Any]]) -> None:
+    """Note, in order, that the loop which was given these asks for more, answered or not."""
+    for message in messages:
+        if message._delivery.hold is not None:
+            message._delivery.hold.is_passed = True
 
 
 def settle(message: Message[Any], error: BaseException | None, *, is_given_up: bool = False) -> None:

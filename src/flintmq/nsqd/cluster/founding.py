@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
 
 from msgspec import DecodeError
@@ -45,6 +45,8 @@ WITHIN_S = 8.0
 """Until a partition begins with what is known: longer than others need to elect a leader in place of one that died."""
 AGAIN_S = 0.02, 0.5
 """Before who could not tell is asked again: at first, and at most."""
+LISTED_MAX = 16
+"""Partitions, and channels, that a line of the log names."""
 COPIES_WITHIN_S = 2.0
 """Until what copies here have is not waited for any more."""
 
@@ -194,6 +196,7 @@ class Founding:
                             why[record.node] = str(answer) or "it does not answer"
                             if isinstance(answer, PeerError):
                                 strangers.add(record.node)
+                                why[record.node] = f"it does not know the question; an earlier release? {answer}"
                             continue
                         those, part = answer
                         told.update(those)
@@ -219,10 +222,10 @@ class Founding:
                 "this node or nsqlookupd knows. One that is missing there gets what is published after its consumers "
                 "have come",
                 topic,
-                ", ".join(map(str, numbers)),
-                ", ".join(map(str, sorted(missing))),
+                _listed(map(str, numbers)),
+                _listed(map(str, sorted(missing))),
                 "; ".join(_why(record, why) for record in dict.fromkeys(missing.values())),
-                ", ".join(names) or "none",
+                _listed(names) or "none",
             )
         return found
 
@@ -327,6 +330,12 @@ def _take(answer: Channels, channels: dict[str, KnownChannel], settings: dict[st
         )
     except DecodeError as error:
         raise PeerError(f"settings that cannot be read: {error}") from None
+
+
+def _listed(names: Iterable[str]) -> str:
+    found = list(names)
+    more = len(found) - LISTED_MAX
+    return ", ".join(found[:LISTED_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 def _why(record: NodeRecord | None, why: dict[str, str]) -> str:

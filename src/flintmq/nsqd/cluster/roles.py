@@ -73,7 +73,8 @@ def role_of(
             case Fate.UNKNOWN:
                 return Role.SET_ASIDE
             case Fate.THERE:
-                return Role.FOLLOW
+                is_beyond = number >= view.topics[topic].partition_num  # partitions are never taken away: it was older
+                return Role.SET_ASIDE if is_beyond and (here.epoch or is_store_older) else Role.FOLLOW
     is_wanted = me.node in state.holders or me.node in state.in_sync_nodes
     record = view.topics.get(topic)
     if here is None:

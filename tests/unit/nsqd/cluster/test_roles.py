@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 import pytest
 from tests.unit.cluster.models import KEYS, World, node, state
@@ -60,6 +62,24 @@ def test_a_copy_is_made_only_of_a_topic_that_is_there(world: World) -> None:
     assert role(world, "b", None) is Role.NOTHING, "the topic is another one"
     world.delete(KEYS.topic("t"))
     assert role(world, "b", None) is Role.NOTHING
+
+
+def test_a_partition_that_the_topic_has_not_yet_in_an_older_store_is_set_aside(world: World) -> None:
+    later = ("t", 1)  # the topic has one partition, and none is ever taken away
+    view = View(KEYS)
+    view.feed(world.store.range(ALL))
+
+    def role_of_later(here: Here, is_store_older: bool) -> Role:
+        return role_of(view, node("a"), later, here, False, is_store_older)
+
+    assert role_of_later(dataclasses.replace(HERE, epoch=1), False) is Role.SET_ASIDE, "somebody led it"
+    assert role_of_later(HERE, True) is Role.SET_ASIDE
+    assert role_of_later(HERE, False) is Role.FOLLOW, "perhaps it is about to be made"
+    world.topic("t", partition_num=2, number=7)
+    view.feed(world.store.range(ALL))
+    assert role_of_later(dataclasses.replace(HERE, epoch=1), True) is Role.FOLLOW, (
+        "its state is missing, which the master makes"
+    )
 
 
 @pytest.mark.parametrize("here", [Here(7, 10), Here(6, 9)])
@@ -164,3 +184,17 @@ def test_doubt_changes_nothing(world: World) -> None:
 def test_a_leader_sends_to_everybody_who_has_or_is_to_have_something() -> None:
     assert followers_of(state("a", "ab", "ac", leaving=("d",)), "a") == ["c", "d", "b"]
     assert followers_of(state("a", "a"), "a") == []
+
+
+def test_nobody_is_said_to_be_waited_for_who_has_lost_its_copy(world: World) -> None:
+    alone = lost(state("a", "a", "ab"), "a", "a1")
+    assert alone is not None
+    live = {name: node(name) for name in "ab"}
+    assert describe(alone, live) == "the copy that was in sync on node a is lost; waits for b"
+    heard = told(alone, Ending("b", "b1", 1, 5))
+    assert heard is not None
+    text = describe(heard, live)
+    assert text.startswith(
+        "the copy that was in sync on node a is lost; an operator has to say who leads; most of it has b"
+    )
+    assert who_has_most(heard, live) is None
