@@ -14,6 +14,7 @@ from tests.unit.client.cluster_world import ClusterWorld, play
 from tests.unit.client.world import until
 
 from flintmq import Message
+from flintmq.client.core.message import finish_all
 
 MSG_TIMEOUT_S = 60
 MAX_MSG_TIMEOUT_S = 900
@@ -341,6 +342,26 @@ def test_a_block_in_a_task_of_its_own_holds_its_partition(client):
             consumer.stop()
             await spreading
         await asyncio.gather(*tasks)
+
+    play(scenario, client=client)
+
+
+def test_messages_that_are_finished_together_hold_nothing(client):
+    async def scenario(world):
+        publish(world, 3)
+        kept: list[Message] = []
+
+        async def finish(consumer: Any) -> None:
+            async for batch in consumer.batches(2):
+                kept.extend(batch)  # so that it is the answer that counts
+                finish_all(batch)
+
+        async with world.consumer(ordered=True) as consumer:
+            finishing = asyncio.ensure_future(finish(consumer))
+            await until(lambda: finished(world) == [b"0", b"1", b"2"], 5)
+            consumer.stop()
+            await finishing
+        assert [message.body for message in kept] == [b"0", b"1", b"2"]
 
     play(scenario, client=client)
 

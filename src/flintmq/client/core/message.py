@@ -518,3 +518,6 @@ def finish_all(messages: Sequence[Message[Any]]) -> None:
     for link, each in finished.items():
         if each:
             link.finish_all(each)
+    for message in messages:
+        if message._delivery.hold is not None:
+            message._delivery.hold.answered(message._answer == FINISHED)
