@@ -749,7 +749,7 @@ class Cluster:
         self.mend()
 
     def mend(self) -> None:
-        """Start the nodes that do not run, and wait until all of them are in the store."""
+        """Start the nodes that do not run, and wait until all of them, and not those before them, are in the store."""
         stopped = [node for node in self.nodes if not node.is_running]
         for node in stopped:
             node.discard()
@@ -759,8 +759,10 @@ class Cluster:
 
         def is_whole() -> bool:
             rows = self.status()["nodes"]
-            ports = {row["tcp_port"] for row in rows if not row["suspected"]}
-            return ports == {node.tcp[1] for node in self.nodes}
+            found = {row["tcp_port"]: row["incarnation"] for row in rows if not row["suspected"]}
+            return found.keys() == {node.tcp[1] for node in self.nodes} and all(
+                f"incarnation {found[node.tcp[1]]}\n" in node.log for node in self.nodes
+            )
 
         wait_until(is_whole, "the nodes are registered")
 
@@ -827,8 +829,13 @@ class Cluster:
         return found
 
     def wait_in_sync(self, topic: str, count: int, number: int = 0) -> None:
-        """Wait until so many copies of a partition are in sync."""
-        wait_until(lambda: len(self.partition(topic, number)["in_sync"]) == count, lambda: str(self.status(topic)))
+        """Wait until so many copies of a partition are in sync, none by name only."""
+
+        def is_so() -> bool:
+            row = self.partition(topic, number)
+            return len(row["in_sync"]) == count and not row["unconfirmed"]
+
+        wait_until(is_so, lambda: str(self.status(topic)))
 
 
 class Daemons:

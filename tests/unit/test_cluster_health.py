@@ -58,6 +58,7 @@ def test_a_whole_cluster() -> None:
         (with_partition(leader="", reason="nobody"), PROBLEM, "partition 0: nobody leads: nobody"),
         (with_partition(leader="", reason=TO_COME), PROBLEM, "it comes with the node that has it"),
         (with_partition(in_sync=["a", "b"]), WARNING, "2 of 3 copies are in sync"),
+        (with_partition(unconfirmed=["c"]), WARNING, "2 of 3 copies are in sync; node c:4150 lives and is not in sync"),
         (with_partition(in_sync=["a", "b"], replicas=["a", "b"]), WARNING, "and 1 have no place"),
         (with_partition(in_sync=["a"]), PROBLEM, "nothing is acknowledged: 1 of 3 copies are in sync, and an"),
         (with_partition(is_ready=False), WARNING, "cannot be consumed yet"),

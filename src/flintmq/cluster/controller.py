@@ -49,6 +49,7 @@ from flintmq.cluster.state import (
     candidates,
     elected,
     encode,
+    whole_members,
     without_leader,
 )
 from flintmq.cluster.store import Compare, KeyValue
@@ -522,12 +523,7 @@ class Controller:
 
     def _members(self, state: PartitionState) -> tuple[Member, ...]:
         """Return those who have everything and live; who is dead would only be waited for."""
-        live = self.live
-        return tuple(
-            live[member.node].member
-            for member in state.in_sync
-            if member.node in live and member.is_whole(live[member.node])
-        )
+        return tuple(node.member for node in whole_members(state, self.live))
 
     def _gone(self, state: PartitionState) -> str:
         """Tell why nobody leads."""

@@ -484,6 +484,11 @@ class NoLeader(Enum):
     POWER_LOST = "every replica that had everything may have lost some of it, with its power or its disk"
 
 
+def whole_members(state: PartitionState, live: Mapping[str, NodeRecord]) -> list[NodeRecord]:
+    """Return the nodes of the in-sync set that live, and still have everything that they acknowledged, in its order."""
+    return [live[each.node] for each in state.in_sync if each.node in live and each.is_whole(live[each.node])]
+
+
 def candidates(state: PartitionState, live: Mapping[str, NodeRecord]) -> list[NodeRecord] | NoLeader:
     """Return the nodes that may lead without losing anything, the best first; or why there are none.
 
@@ -492,11 +497,9 @@ def candidates(state: PartitionState, live: Mapping[str, NodeRecord]) -> list[No
     """
     if state.is_contested:
         return NoLeader.STORE_OLDER
-    alive = [live[member.node] for member in state.in_sync if member.node in live]
-    members = {member.node: member for member in state.in_sync}
-    whole = [node for node in alive if members[node.node].is_whole(node)]
+    whole = whole_members(state, live)
     if not whole:
-        return NoLeader.POWER_LOST if alive else NoLeader.NONE_ALIVE
+        return NoLeader.POWER_LOST if any(node in live for node in state.in_sync_nodes) else NoLeader.NONE_ALIVE
     order = {node: number for number, node in enumerate(state.replicas)}
     last = len(order)
     return sorted(

@@ -40,6 +40,7 @@ from flintmq.cluster.state import (
     PartitionState,
     decode,
     encode,
+    whole_members,
 )
 from flintmq.cluster.store import (
     Compare,
@@ -916,6 +917,7 @@ class Coordinator:
                     "address": "" if leader is None else f"{leader.node.host}:{leader.node.tcp_port}",
                     "is_ready": leader is not None and leader.is_ready,
                     "in_sync": [] if state is None else list(state.in_sync_nodes),
+                    "unconfirmed": [] if state is None else _unconfirmed(state, view.nodes),
                     "replicas": [] if state is None else list(state.replicas),
                     "leaving": [] if state is None else list(state.leaving),
                     "target": [] if state is None else list(state.target),
@@ -966,6 +968,12 @@ class Coordinator:
 def _lingering(state: PartitionState) -> list[str]:
     """Return who is in sync and need not be any more: its leader is about to let it go."""
     return [node for node in state.in_sync_nodes if node not in state.holders]
+
+
+def _unconfirmed(state: PartitionState, live: Mapping[str, NodeRecord]) -> list[str]:
+    """Return who lives and is in sync by name only: what it had when it got in is to be seen by its leader again."""
+    whole = {node.node for node in whole_members(state, live)}
+    return [node for node in state.in_sync_nodes if node in live and node not in whole]
 
 
 async def _is_refused(host: str, port: int) -> bool:

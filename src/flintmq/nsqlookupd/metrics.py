@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from flintmq.clock import Clock
 from flintmq.cluster.registration import RegistrationDatabase
+from flintmq.cluster.state import whole_members
 from flintmq.net.http_messages import Request, Response
 from flintmq.net.http_router import Router
 from flintmq.net.metrics import Family, exposition, labels_of, process_families
@@ -53,8 +54,9 @@ async def collect_cluster(coordinator: Coordinator) -> list[Family]:
             continue
         wanted, least = (len(state.replicas), 1) if record is None else (record.meta.replica, record.min_in_sync)
         live = sum(node in view.nodes for node in state.in_sync_nodes)
+        whole = len(whole_members(state, view.nodes))
         unled += view.leader(partition) is None
-        under += live < wanted
+        under += whole < wanted
         unwritable += live < least
         lossy += state.may_have_lost
     missing = sum(

@@ -134,12 +134,11 @@ def topic_text(topic: ClusterTopic, status: ClusterStatus, width: int) -> str:
 
     rows = []
     for each in topic.partitions:
-        lacking = [node for node in each.replicas if node not in each.in_sync]
+        in_sync = [node for node in each.in_sync if node not in each.unconfirmed]
+        lacking = [node for node in dict.fromkeys((*each.replicas, *each.in_sync)) if node not in in_sync]
         state = each.reason or ("" if each.is_ready else "cannot be consumed yet")
         state = "; ".join(filter(None, [state, f"leaving: {named(each.leaving)}" if each.leaving else ""]))
-        rows.append(
-            (str(each.partition), str(each.epoch), each.address or "-", named(each.in_sync), named(lacking), state)
-        )
+        rows.append((str(each.partition), str(each.epoch), each.address or "-", named(in_sync), named(lacking), state))
     head = (
         f"topic {topic.topic}: {topic.partition_num} partitions of {topic.replicator} copies, "
         f"{topic.min_in_sync} in sync for an OK"

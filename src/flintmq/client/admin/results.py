@@ -336,6 +336,8 @@ class ClusterPartition(msgspec.Struct, frozen=True):
         may_have_lost: a leader may have lacked, when it was elected, some of what was acknowledged, and nobody has
             acknowledged that.
         reason: why nobody leads.
+        unconfirmed: those in sync who may lack some of it again, until their leader has seen what they have: their
+            machine was restarted, or their data directory was older or empty.
     """
 
     partition: int
@@ -348,6 +350,7 @@ class ClusterPartition(msgspec.Struct, frozen=True):
     leaving: list[str] = []
     may_have_lost: bool = False
     reason: str = ""
+    unconfirmed: list[str] = []
 
 
 class ClusterTopic(msgspec.Struct, frozen=True):
