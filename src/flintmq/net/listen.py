@@ -13,8 +13,9 @@ import contextlib
 import errno
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from flintmq.addresses import format_address
 from flintmq.net.address import ListenFailed, all_hosts, bind_host, lacks_family, listening_address, split_address
@@ -28,6 +29,13 @@ PATH_PORT = -1
 """The port that NSQ shows for a unix socket."""
 
 _NewProtocol = Callable[[], asyncio.BaseProtocol]
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+_Listening = TypeVar("_Listening", bound=_Closable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,45 +80,73 @@ async def listen(new_protocol: _NewProtocol, text: str) -> Listener:
             on_path = await loop.create_unix_server(new_protocol, text, backlog=_ACCEPTS_PER_TURN)
             _widen(on_path)
             return Listener((on_path,), None, text, _file_id(text))
-        host, port = await bind_host(*address), address[1]
+    except (OSError, OverflowError) as error:
+        raise ListenFailed(text, getattr(error, "strerror", None) or str(error)) from error
+
+    async def listen_on(host: str, port: int) -> tuple[asyncio.AbstractServer, tuple[str, int]]:
+        server = await loop.create_server(new_protocol, host, port, backlog=_ACCEPTS_PER_TURN)
+        _widen(server)
+        return server, listening_address(server, host, port)
+
+    servers, bound = await listen_on_all(text, listen_on)
+    return Listener(tuple(servers), bound, format_address(*bound))
+
+
+async def listen_on_all(
+    text: str, listen_on: Callable[[str, int], Awaitable[tuple[_Listening, tuple[str, int]]]]
+) -> tuple[list[_Listening], tuple[str, int]]:
+    """Listen on one port of all hosts that ``host:port`` stands for, but those of a family that the machine lacks.
+
+    Args:
+        listen_on: one host and a port, which may be 0; returns what listens, and where that is.
+
+    Returns:
+        All that listen, and where the first does.
+
+    Raises:
+        ListenFailed: it cannot be listened on.
+    """
+    address = split_address(text)
+    assert address is not None  # a path is no such thing
+    try:
+        hosts, port = all_hosts(await bind_host(*address)), address[1]
         for tries_left in reversed(range(_FREE_PORT_TRIES)):
             try:
-                servers, bound = await _listen_on(loop, new_protocol, all_hosts(host), port)
-                break
+                return await _listen_on(hosts, port, listen_on)
             except OSError as error:  # perhaps a port that was free of one family alone
                 if port or error.errno != errno.EADDRINUSE or not tries_left:
                     raise
     except (OSError, OverflowError) as error:
         raise ListenFailed(text, getattr(error, "strerror", None) or str(error)) from error
-    return Listener(tuple(servers), bound, format_address(*bound))
+    raise AssertionError("the last try returns or raises")
 
 
 async def _listen_on(
-    loop: asyncio.AbstractEventLoop, new_protocol: _NewProtocol, hosts: tuple[str, ...], port: int
-) -> tuple[list[asyncio.AbstractServer], tuple[str, int]]:
-    """Listen on one port of all hosts, but for those of a family that the machine has not."""
-    servers: list[asyncio.AbstractServer] = []
+    hosts: tuple[str, ...],
+    port: int,
+    listen_on: Callable[[str, int], Awaitable[tuple[_Listening, tuple[str, int]]]],
+) -> tuple[list[_Listening], tuple[str, int]]:
+    found: list[_Listening] = []
     bound, failed = (hosts[0], port), None
     try:
         for host in hosts:
             try:
-                server = await loop.create_server(new_protocol, host, bound[1], backlog=_ACCEPTS_PER_TURN)
+                listening, place = await listen_on(host, bound[1])
             except OSError as error:
                 if not lacks_family(error):
                     raise
                 failed = failed or error
                 continue
-            if not servers:
-                bound = listening_address(server, host, port)
-            servers.append(server)
-            _widen(server)
+            if not found:
+                bound = place
+            found.append(listening)
     except BaseException:
-        for each in servers:
+        for each in found:
             each.close()
         raise
-    if failed is not None and not servers:
+    if failed is not None and not found:
         raise failed
-    return servers, bound
+    return found, bound
 
 
 def _widen(server: asyncio.AbstractServer) -> None:
@@ -141,4 +177,4 @@ def _file_id(path: str) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-__all__ = ["BACKLOG", "Listener", "PATH_PORT", "listen"]
+__all__ = ["BACKLOG", "Listener", "PATH_PORT", "listen", "listen_on_all"]

@@ -23,8 +23,8 @@ from flintmq.clock import Clock
 from flintmq.env import Env
 from flintmq.errors import FlintError
 from flintmq.net import early_stop, supervisor
-from flintmq.net.address import ListenFailed, all_hosts, bind_host, lacks_family, split_address
-from flintmq.net.listen import BACKLOG
+from flintmq.net.address import ListenFailed
+from flintmq.net.listen import BACKLOG, listen_on_all
 from flintmq.net.log import announce, configure
 from flintmq.net.loop import end_undisturbed, loop_factory
 from flintmq.net.origin import local_names
@@ -179,12 +179,10 @@ class Nsqadmin:
         sockets: list[socket.socket] = []
         try:
             if self._options.http_address:
-                sockets += await _listen(self._options.http_address)
-                self.http_address = sockets[0].getsockname()[:2]
+                sockets, self.http_address = await listen_on_all(self._options.http_address, _listening)
             if context is not None:
-                secured = await _listen(self._options.https_address)
+                secured, self.https_address = await listen_on_all(self._options.https_address, _listening)
                 sockets += secured
-                self.https_address = secured[0].getsockname()[:2]
                 self._server.secured.update(dict.fromkeys(secured, context))
         except ListenFailed:
             for each in sockets:
@@ -234,33 +232,7 @@ def _tls(options: NsqadminOptions) -> ServerTls | None:
     return ServerTls(options.tls_cert, options.tls_key, policy, authorities, options.tls_min_version)
 
 
-async def _listen(text: str) -> list[socket.socket]:
-    """Listen on ``host:port``; all interfaces are those of IPv4 and of IPv6, as with the other daemons."""
-    address = split_address(text)
-    assert address is not None  # the table has checked it
-    found: list[socket.socket] = []
-    try:
-        host, port = await bind_host(*address), address[1]
-        failed: OSError | None = None
-        for each in all_hosts(host):
-            try:
-                found.append(_listening(each, port))
-            except OSError as error:
-                if not lacks_family(error):
-                    raise
-                failed = failed or error
-            else:
-                port = found[0].getsockname()[1]
-        if failed is not None and not found:
-            raise failed
-    except (OSError, OverflowError) as error:
-        for listening in found:
-            listening.close()
-        raise ListenFailed(text, getattr(error, "strerror", None) or str(error)) from error
-    return found
-
-
-def _listening(host: str, port: int) -> socket.socket:
+async def _listening(host: str, port: int) -> tuple[socket.socket, tuple[str, int]]:
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -272,7 +244,7 @@ def _listening(host: str, port: int) -> socket.socket:
     except BaseException:
         listening.close()
         raise
-    return listening
+    return listening, listening.getsockname()[:2]
 
 
 async def main(
