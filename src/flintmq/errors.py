@@ -55,6 +55,16 @@ class FlintError(Exception):
     """Parent of everything this package raises on purpose."""
 
 
+def without_frames(error: BaseException) -> None:
+    """Have an error that is kept, and what caused it, refer to no frame: frames keep the objects that they work on."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
+
+
 class ProtocolError(FlintError):
     """The NSQ protocol was broken by one side.
 

@@ -16,6 +16,7 @@ from tests.spark.test_reader import ALL, ManualClock, first_end, label, numbered
 
 from flintmq import cli
 from flintmq.errors import OptionError
+from flintmq.pipeline.doctor import checkpoint as doctor_of
 from flintmq.pipeline.lag import lag
 from flintmq.spark import retry
 from flintmq.spark.broker import POOL
@@ -163,9 +164,30 @@ def test_checkpoints_that_say_nothing(nsqd, tmp_path):
     newer = checkpoint(tmp_path / "newer", [{"_log": 3, "t": {"0/00000000000000aa": 1}}])
     with pytest.raises(BadCheckpoint, match="form 3"):
         lag(newer, nsqd=nsqd.address)
-    (newer / "offsets" / "0").write_text("v9\n{}\n")
+    (newer / "offsets" / "0").write_text("v9\n{}\n{}")
     with pytest.raises(BadCheckpoint, match="v9"):
         lag(newer, nsqd=nsqd.address)
+
+
+@pytest.mark.parametrize(
+    ("left", "words"),
+    [(0, "is empty. Restore it"), (1, "is cut off. Restore it"), (20, "cannot be read"), (-1, "cannot be read")],
+)
+@pytest.mark.parametrize("name", ["offsets", "commits"])
+def test_a_checkpoint_that_lost_the_end_of_a_file(nsqd, tmp_path, name, left, words):
+    place = checkpoint(
+        tmp_path / "c", [{"_log": 2, "t": {"0/00000000000000aa": 1}}], [{"_log": 2, "t": {"0/00000000000000aa": 2}}]
+    )
+    (place / "metadata").write_text("{}")
+    assert doctor_of(str(place)).state == "ok"
+    path = place / name / "1"
+    text = path.read_text()
+    path.write_text(text[:left] if left != 1 else "v1\n")
+    found = doctor_of(str(place))
+    assert found.state == "problem" and str(path) in found.remedy and words in found.remedy
+    if name == "offsets":
+        with pytest.raises(NoCheckpoint, match=f"{path} {words}"):
+            lag(place, nsqd=nsqd.address)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from flintmq.pipeline.options import LinkFlags, SparkFlags, Work
 from flintmq.pipeline.runner import Runner, run_command, spark_failures
 from flintmq.pipeline.streams import unfinished
 from flintmq.spark.java import JAVA_MAJOR_MIN, find_java_home, java_major
+from flintmq.spark.lag import NoCheckpoint, check_noted
 from flintmq.spark.session_settings import COSTS, settings, unfit_pyspark
 from flintmq.version import __version__
 
@@ -145,6 +146,10 @@ def checkpoint(directory: str) -> Finding:
         if unfinished(path):
             said = "of a query whose first micro-batch was not planned to its end: Spark 4.3 starts none there"
             return Finding(PROBLEM, what, said, "remove the directory, nothing was read; a job does so by itself")
+        try:
+            check_noted(path)
+        except NoCheckpoint as error:
+            return Finding(PROBLEM, what, "no query starts there", error.reason)
         return Finding(OK, what, "of a query of Spark's")
     return Finding(PROBLEM, what, f"has {', '.join(sorted(names)[:3])}: no checkpoint", "name a directory of its own")
 

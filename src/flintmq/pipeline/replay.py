@@ -46,7 +46,7 @@ from flintmq.spark.broker import POOL, TOPIC_NOT_EXIST
 from flintmq.spark.identity import NAME_SIZE_MAX, TaskIdentity
 from flintmq.spark.lake.table import local_path, table_around
 from flintmq.spark.offsets import LISTED_MAX
-from flintmq.spark.options import AT_LEAST_ONCE, ONCE, SinkOptions, in_ms, parse_timestamp_ns
+from flintmq.spark.options import AT_LEAST_ONCE, ONCE, TIME_FORM, SinkOptions, in_ms, parse_timestamp_ns
 from flintmq.wire import commands
 
 if TYPE_CHECKING:
@@ -659,7 +659,7 @@ def _time(flag: str, text: str) -> int | None:
     try:
         return parse_timestamp_ns(text) if text else None
     except ValueError:
-        raise UsageError(f"{flag} {text} is no time: give ISO 8601 (UTC), or milliseconds since 1970") from None
+        raise UsageError(f"{flag} {text} is no time: give {TIME_FORM}") from None
 
 
 def _number(flag: str, text: str, end: int) -> int:

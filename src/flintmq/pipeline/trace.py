@@ -30,7 +30,7 @@ from flintmq.pipeline.lives import (
 from flintmq.pipeline.options import SourceFlags, SparkFlags, Work, pairs
 from flintmq.pipeline.runner import Runner, run_command
 from flintmq.pipeline.topics import await_topics
-from flintmq.spark.options import parse_timestamp_ns
+from flintmq.spark.options import TIME_FORM, parse_timestamp_ns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -193,7 +193,7 @@ def _time(flag: str, text: str) -> int | None:
     try:
         return parse_timestamp_ns(text) if text else None
     except ValueError:
-        raise UsageError(f"{flag} {text} is no time: give ISO 8601 (UTC), or milliseconds since 1970") from None
+        raise UsageError(f"{flag} {text} is no time: give {TIME_FORM}") from None
 
 
 def _trace_id(text: str) -> int:

@@ -29,6 +29,7 @@ from flintmq.spark.survey import Survey
 ASKED_MAX = 64  # logs whose oldest unread message is asked for at a time
 CHECKPOINT_FILE_MAX = 16 << 20
 _FORM = "v1"
+_RESTORE = "Restore it from a copy, or begin with another checkpointLocation and the offsets to start from"
 
 log = logging.getLogger("flintmq.spark")
 
@@ -121,24 +122,46 @@ def committed_offsets(checkpoint: Path) -> dict[str, Offsets]:
     if not numbers:
         raise NoCheckpoint(checkpoint, "no micro-batch is committed there")
     path = checkpoint / "offsets" / str(max(numbers))
-    try:
-        with path.open(encoding="utf-8") as file:
-            lines = file.read(CHECKPOINT_FILE_MAX).splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise NoCheckpoint(checkpoint, f"{path} cannot be read: {error}") from error
-    if not lines or lines[0] != _FORM:
-        raise BadCheckpoint(f"{path} begins with {lines[:1]}", VERSION)
+    form, values = read_noted(checkpoint, path)
+    if form != _FORM:
+        raise BadCheckpoint(f"{path} begins with {form}", VERSION)
     found: dict[str, Offsets] = {}
-    for line in lines[2:]:
-        try:
-            value = json.loads(line) if line.startswith("{") else None
-        except UNREADABLE_JSON as error:
-            raise BadCheckpoint(f"{path} has a line that is no JSON: {error}", VERSION) from error
+    for value in values[1:]:
         if isinstance(value, Mapping) and LOG_KEY in value:  # else it is of another source
             found.setdefault(str(value.get(MODE_KEY, OFFSET)), {}).update(from_json(value))
     if not any(found.values()):
         raise NoCheckpoint(checkpoint, "its query reads nothing of format nsq")
     return found
+
+
+def check_noted(checkpoint: Path) -> None:
+    """Look whether Spark can read what it has noted last in a checkpoint: the micro-batch it planned, and committed.
+
+    Raises:
+        NoCheckpoint: it cannot.
+    """
+    for name in ("offsets", "commits"):
+        if (directory := checkpoint / name).is_dir():
+            numbers = [int(path.name) for path in _listed(directory) if path.name.isdecimal()]
+            if numbers:
+                read_noted(checkpoint, directory / str(max(numbers)))
+
+
+def read_noted(checkpoint: Path, path: Path) -> tuple[str, list[object]]:
+    """Read a file of ``offsets`` or ``commits``: a line with its form, then lines of JSON; None for other lines.
+
+    Raises:
+        NoCheckpoint: it cannot be read, or something of it is missing.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            form, *lines = file.read(CHECKPOINT_FILE_MAX).splitlines() or [""]
+        values = [json.loads(line) if line.startswith("{") else None for line in lines]
+    except (OSError, UnicodeDecodeError, *UNREADABLE_JSON) as error:
+        raise NoCheckpoint(checkpoint, f"{path} cannot be read: {error}. {_RESTORE}") from error
+    if len(lines) < (1 if path.parent.name == "commits" else 2):
+        raise NoCheckpoint(checkpoint, f"{path} is {'cut off' if form else 'empty'}. {_RESTORE}")
+    return form, values
 
 
 def _listed(directory: Path) -> list[Path]:

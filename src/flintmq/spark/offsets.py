@@ -50,6 +50,9 @@ LISTED_MAX = 20  # of what there is, in an error
 EARLIEST_SEQUENCE = -2
 
 _FORM = 'JSON such as {"topic": {"host:4150/0": 23}}, with -1 for latest and -2 for earliest'
+TIME_MAX_MS = 9_999_999_999_999
+"""The latest time that nsqd can be asked for, in milliseconds since 1970."""
+TIMES_FORM = f'JSON such as {{"topic": {{"0": 1767225600000}}}}, milliseconds since 1970 up to {TIME_MAX_MS}'
 _LABEL = re.compile(r"(\d{1,9})/([0-9a-f]{16})")
 
 
@@ -245,14 +248,16 @@ def parse_times(option: str, text: str) -> GivenOffsets:
     Raises:
         OptionError: it has another form.
     """
-    return parse_given(option, text, 0, 'JSON such as {"topic": {"0": 1767225600000}}, milliseconds since 1970')
+    return parse_given(option, text, 0, TIME_MAX_MS, TIMES_FORM)
 
 
-def parse_given(option: str, text: str, least: int = EARLIEST_SEQUENCE, form: str = _FORM) -> GivenOffsets:
+def parse_given(
+    option: str, text: str, least: int = EARLIEST_SEQUENCE, most: int = (1 << 63) - 1, form: str = _FORM
+) -> GivenOffsets:
     """Read the JSON of ``startingOffsets`` or ``endingOffsets``.
 
     Args:
-        least: the lowest number that is allowed.
+        least, most: the lowest and the highest number that is allowed.
         form: that is expected, for errors.
 
     Raises:
@@ -272,7 +277,7 @@ def parse_given(option: str, text: str, least: int = EARLIEST_SEQUENCE, form: st
     try:
         for labels in value.values():
             for label, sequence in labels.items():
-                if isinstance(sequence, bool) or not isinstance(sequence, int) or not least <= sequence < 1 << 63:
+                if isinstance(sequence, bool) or not isinstance(sequence, int) or not least <= sequence <= most:
                     raise error
                 if not label.isdecimal() and not _LABEL.fullmatch(label):
                     _split_place(label)

@@ -27,7 +27,7 @@ from flintmq.names import is_valid_name
 from flintmq.net.tls import VERSIONS
 from flintmq.spark.errors import SOURCE
 from flintmq.spark.names import ALIASES, ELSEWHERE
-from flintmq.spark.offsets import RESERVED_TOPICS
+from flintmq.spark.offsets import RESERVED_TOPICS, TIME_MAX_MS, TIMES_FORM
 from flintmq.spark.schema import COLUMNS, TYPES
 
 # what Spark itself leaves among the options of a source or sink
@@ -254,18 +254,24 @@ def parse_timestamp_ns(text: str) -> int:
     """Read milliseconds since 1970, or ISO 8601, in UTC unless it says otherwise; return ns.
 
     Raises:
-        ValueError: it is neither, or before 1970.
+        ValueError: it is neither, or before 1970 or after ``TIME_MAX_MS``.
     """
     if re.fullmatch(r"\d+", text.strip()):
-        return int(text) * 1_000_000
+        milliseconds = int(text)
+        if milliseconds > TIME_MAX_MS:
+            raise ValueError(text)
+        return milliseconds * 1_000_000
     moment = datetime.fromisoformat(text.strip())
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     since_epoch = moment - datetime(1970, 1, 1, tzinfo=UTC)
     nanoseconds = (since_epoch.days * 86_400 + since_epoch.seconds) * 1_000_000_000 + since_epoch.microseconds * 1000
-    if nanoseconds < 0:
+    if not 0 <= nanoseconds <= TIME_MAX_MS * 1_000_000:
         raise ValueError(text)
     return nanoseconds
+
+
+TIME_FORM = f"milliseconds since 1970 up to {TIME_MAX_MS} (in 2286), or ISO 8601 (UTC unless it says otherwise)"
 
 
 def in_ms(time_ns: int) -> str:
@@ -294,7 +300,6 @@ def camel(field_name: str) -> str:
 _ADDRESSES = "host:port, such as 127.0.0.1:4150 or [::1]:4150, without http://; several separated by commas"
 _LOOKUPDS = "host:port or https://host:port, without a user or a path; several separated by commas"
 _DURATION = "a duration such as 500ms, 30s, 15m"
-_TIMES = 'JSON such as {"topic": {"0": 1767225600000}}, milliseconds since 1970'
 _FETCH_SIZES = f"a size such as 256KiB, from 4KiB to {BATCH_SIZE_MAX >> 20}MiB"
 
 
@@ -553,7 +558,7 @@ class SourceOptions(LinkOptions):
     starting_timestamp: int | None = _option(
         None,
         parse_timestamp_ns,
-        "milliseconds since 1970, or ISO 8601 (UTC unless it says otherwise)",
+        TIME_FORM,
         "start at the first message stored at or after this time, in milliseconds since 1970 or as ISO 8601, such as "
         "`2026-11-30T12:00:00Z` (without a zone it is UTC, whatever the session's is); overrides `startingOffsets`",
         "",
@@ -561,7 +566,7 @@ class SourceOptions(LinkOptions):
     starting_offsets_by_timestamp: str = _option(
         "",
         _times,
-        _TIMES,
+        TIMES_FORM,
         "the same for partitions one by one, in milliseconds since 1970; overrides `startingOffsets`",
         "",
     )
@@ -580,14 +585,14 @@ class SourceOptions(LinkOptions):
     ending_timestamp: int | None = _option(
         None,
         parse_timestamp_ns,
-        "milliseconds since 1970, or ISO 8601 (UTC unless it says otherwise)",
+        TIME_FORM,
         "a batch read ends before the first message stored at or after this time, likewise; overrides `endingOffsets`",
         "",
     )
     ending_offsets_by_timestamp: str = _option(
         "",
         _times,
-        _TIMES,
+        TIMES_FORM,
         "the same for partitions one by one, in milliseconds since 1970; overrides `endingOffsets`",
         "",
     )

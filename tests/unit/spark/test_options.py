@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from flintmq.errors import OptionError
+from flintmq.spark.offsets import parse_times
 from flintmq.spark.options import PLAIN, LinkOptions, SinkOptions, SourceOptions, split_address
 from flintmq.spark.schema import COLUMNS
 
@@ -73,6 +74,8 @@ def test_timestamps(text):
         ("startingOffsets", "cursor"),
         ("startingTimestamp", "yesterday"),
         ("startingTimestamp", "1969-12-31T23:59:59Z"),
+        ("startingTimestamp", "1767225600000000"),
+        ("endingTimestamp", "2999-01-01"),
         ("endingOffsets", "earliest"),
         ("maxMessagesPerTrigger", "-1"),
         ("maxBytesPerTrigger", "1 parsec"),
@@ -92,6 +95,12 @@ def test_bad_values_say_which_and_what_is_allowed(name, value):
         SourceOptions.parse({**given, name: value})
     assert caught.value.option == ("topics" if name == "topics" else name)
     assert caught.value.allowed
+
+
+def test_times_of_partitions_that_nsqd_cannot_be_asked_for():
+    assert parse_times("startingOffsetsByTimestamp", '{"t": {"0": 9999999999999}}')
+    with pytest.raises(OptionError, match=r"startingOffsetsByTimestamp.* up to 9999999999999"):
+        parse_times("startingOffsetsByTimestamp", '{"t": {"0": 1767225600000000}}')
 
 
 @pytest.mark.parametrize(

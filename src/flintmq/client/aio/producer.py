@@ -67,6 +67,7 @@ from flintmq.errors import (
     FlintError,
     NoNsqd,
     PublishRefused,
+    without_frames,
 )
 from flintmq.net.tasks import kept_up, tell
 from flintmq.wire.client import MessageFailed, Messages
@@ -525,7 +526,7 @@ class Producer:
 
     def _note_attempt(self, address: str, error: FlintError | None) -> None:
         if error is not None:
-            error.__traceback__ = None  # it is kept, and its frames would keep the producer
+            without_frames(error)  # it is kept, and they would keep the producer
         self._refusals.note(address, error, self._reconnector.listed)
         if error is None:
             log.info("connected to nsqd %s", address)
@@ -545,7 +546,7 @@ class Producer:
         self._note_error(error if isinstance(error, FlintError) else ConnectionFailed("nsqd", repr(error)))
 
     def _note_error(self, error: FlintError) -> None:
-        error.__traceback__ = None  # likewise
+        without_frames(error)  # likewise
         if self._sender is not None:
             self._sender.last_error = error
 

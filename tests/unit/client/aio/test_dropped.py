@@ -13,7 +13,7 @@ from tests.unit.client.world import World, until
 
 from flintmq import Consumer, Message
 from flintmq.client.aio.consumer import BulkConsumer
-from flintmq.errors import PublishRefused
+from flintmq.errors import ConnectionFailed, PublishRefused, without_frames
 
 MSG_TIMEOUT_S = 60
 
@@ -177,6 +177,20 @@ def test_a_producer_that_nothing_refers_to_is_closed(caplog):
 
     with World() as world:
         world.run(scenario())
+
+
+def test_an_error_that_is_kept_refers_to_no_frame():
+    error = ConnectionFailed("a:4150", "refused")
+    try:
+        try:
+            raise OSError("refused")
+        except OSError as cause:
+            raise error from cause
+    except ConnectionFailed:
+        pass
+    without_frames(error)
+    assert error.__traceback__ is None
+    assert error.__cause__ is not None and error.__cause__.__traceback__ is None
 
 
 @pytest.mark.parametrize("kind", ["producer", "consumer"])
