@@ -464,6 +464,16 @@ def test_a_failure_of_the_server_before_the_end_is_not_noticed(guarded: Nsqd, to
         assert consumer.message().body == b"second"
 
 
+def test_who_is_refused_by_status_is_closed_without_being_asked_about_again(
+    guarded: Nsqd, topic: str, server: AuthServer
+):
+    with consuming(guarded, server, topic, ttl=3) as consumer:
+        asked = len(server.questions)
+        server.status = 403
+        assert consumer.error() == "E_AUTH_FAILED AUTH failed"
+        assert len(server.questions) == asked + 1
+
+
 # -- secrets -----------------------------------------------------------------------------------------------------------
 
 

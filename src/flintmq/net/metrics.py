@@ -37,12 +37,13 @@ class Family:
 
     Args:
         name: in full, a counter's ends in ``_total``.
+        kind: a ``summary`` has samples with the label ``quantile`` alone.
         help: what it counts, as a phrase.
     """
 
     __slots__ = ("_name", "lines")
 
-    def __init__(self, name: str, kind: Literal["gauge", "counter"], help: str) -> None:  # noqa: A002
+    def __init__(self, name: str, kind: Literal["gauge", "counter", "summary"], help: str) -> None:  # noqa: A002
         assert name.endswith("_total") == (kind == "counter"), name
         self._name = name
         self.lines = [f"# HELP {name} {help}\n# TYPE {name} {kind}\n"]

@@ -44,6 +44,7 @@ CONCURRENT_MAX = 64
 SUBSCRIBE, PUBLISH = "subscribe", "publish"
 _ANY = ".*"
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
+_REFUSALS = frozenset((401, 403))
 
 
 class AuthFailed(FlintError):
@@ -59,6 +60,10 @@ class AuthFailed(FlintError):
 
     def __str__(self) -> str:
         return self.reason
+
+
+class AuthRefused(AuthFailed):
+    """Every auth server said no: with status 401, or 403 without a way to ask again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,14 +324,14 @@ def https_endpoint(endpoint: str, body: bytes) -> str:
     """Return the URL to ask again after a 403 that names an ``https_port``.
 
     Raises:
-        AuthFailed: it names none.
+        AuthRefused: it names none.
     """
     try:
         port = msgspec.json.decode(body, type=dict[str, Any]).get("https_port")
     except UNREADABLE_JSON:
         port = None
     if not isinstance(port, int) or not 0 < port < 65536:
-        raise AuthFailed("status 403")
+        raise AuthRefused("status 403")
     parts = urlsplit(endpoint)
     return urlunsplit(("https", format_address(parts.hostname or "", port), parts.path, parts.query, ""))
 
@@ -404,6 +409,7 @@ class AuthClient:
         endpoints = self._endpoints
         first = self._env.random.randrange(len(endpoints))
         reasons = []
+        is_refused = True
         for endpoint in endpoints[first:] + endpoints[:first]:
             try:
                 body = await self._request(endpoint, question)
@@ -412,7 +418,8 @@ class AuthClient:
                 return cast(Grants, await self._env.run_blocking(parse_answer, body))
             except AuthFailed as failure:
                 reasons.append(f"failed to auth against {without_credentials(endpoint)} - {failure}")
-        raise AuthFailed("; ".join(reasons))
+                is_refused = is_refused and isinstance(failure, AuthRefused)
+        raise (AuthRefused if is_refused else AuthFailed)("; ".join(reasons))
 
     async def _request(self, endpoint: str, question: Question) -> bytes:
         status, body = await self._request_once(endpoint, question)
@@ -420,6 +427,8 @@ class AuthClient:
             status, body = await self._request_once(https_endpoint(endpoint, body), question)
         if status in _REDIRECTS:
             raise AuthFailed(f"status {status}: it redirects, which is not followed; give the address it leads to")
+        if status in _REFUSALS:
+            raise AuthRefused(f"status {status}")
         if status != 200:
             raise AuthFailed(f"status {status}")
         return body
@@ -467,4 +476,6 @@ def _text(value: str | bytes) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
-__all__ = ["AuthClient", "AuthFailed", "ClientAuth", "Grants", "Question", "auth_client", "parse_answer"]
+__all__ = [
+    "AuthClient", "AuthFailed", "AuthRefused", "ClientAuth", "Grants", "Question", "auth_client", "parse_answer",
+]  # fmt: skip

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from flintmq.nsqd.auth import AuthFailed, ClientAuth, Grants
+from flintmq.nsqd.auth import AuthFailed, AuthRefused, ClientAuth, Grants
 
 _EARLY_MIN, _EARLY_MAX = 0.75, 0.9  # parts of the time to live after which it is renewed
-_RETRY_S = 5.0
+_RETRY_MIN_S, _RETRY_MAX_S = 5.0, 60.0  # what fails is tried again later and later
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +60,7 @@ class Renewal:
         self._name = name
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[Grants] | None = None
+        self._retry_s = _RETRY_MIN_S
         self._is_held = False
         self._is_closed = False
         self._arm()
@@ -110,13 +111,15 @@ class Renewal:
         now_s = self._loop.time()
         if isinstance(answer, Grants):
             self._auth.set(answer, now_s)
+            self._retry_s = _RETRY_MIN_S
             self._decide()
-        elif self._is_held:
+        elif self._is_held or isinstance(answer, AuthRefused):
             self._refuse("E_AUTH_FAILED", "AUTH failed", f"AUTH failed: {answer}")
         else:
             left_s = self._auth.left_s(now_s)
             log.warning("client %s: AUTH cannot be renewed, %.0f s are left: %s", self._name, left_s, answer)
-            self._at(min(_RETRY_S, left_s), self._ended if left_s <= _RETRY_S else self._renew)
+            self._at(min(self._retry_s, left_s), self._ended if left_s <= self._retry_s else self._renew)
+            self._retry_s = min(2 * self._retry_s, _RETRY_MAX_S)
 
     def _decide(self) -> None:
         refusal = self._consumer.refusal()

@@ -27,6 +27,7 @@ from flintmq.nsqd.auth import (
     DECISION_COUNT_MAX,
     AuthClient,
     AuthFailed,
+    AuthRefused,
     ClientAuth,
     Grants,
     Question,
@@ -191,8 +192,23 @@ async def test_another_403_is_a_refusal(body: bytes):
         return web.Response(status=403, body=body)
 
     async with serving(refuse) as address, asking(address) as client:
-        with pytest.raises(AuthFailed, match="status 403"):
+        with pytest.raises(AuthRefused, match="status 403"):
             await ask(client)
+
+
+async def test_all_servers_have_to_refuse():
+    status = [401, 403]
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(status=status.pop())
+
+    async with serving(answer) as address, asking(address, address) as client:
+        with pytest.raises(AuthRefused, match=r"status 403.*status 401"):
+            await ask(client)
+        status[:] = [403, 500]
+        with pytest.raises(AuthFailed, match=r"status 500.*status 403") as caught:
+            await ask(client)
+    assert not isinstance(caught.value, AuthRefused), "the other one might say yes"
 
 
 # -- servers -----------------------------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ def test_bad_values_say_which_and_what_is_allowed(name, value):
 
 
 def test_times_of_partitions_that_nsqd_cannot_be_asked_for():
-    assert parse_times("startingOffsetsByTimestamp", '{"t": {"0": 9999999999999}}')
+    assert parse_times("startingOffsetsByTimestamp", '{"t": {"0": 9999999999999}}').sequences
     with pytest.raises(OptionError, match=r"startingOffsetsByTimestamp.* up to 9999999999999"):
         parse_times("startingOffsetsByTimestamp", '{"t": {"0": 1767225600000000}}')
 

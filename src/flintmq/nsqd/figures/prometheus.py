@@ -87,7 +87,7 @@ class _Table:
         self._columns = [
             (column, Family(f"{_NAMESPACE}_{column.name}", column.kind, column.help)) for column in columns
         ]
-        self._latency = Family(f"{_NAMESPACE}_{kind}_e2e_latency_seconds", "gauge", _LATENCY_HELP)
+        self._latency = Family(f"{_NAMESPACE}_{kind}_e2e_latency_seconds", "summary", _LATENCY_HELP)
 
     @property
     def families(self) -> list[Family]:
