@@ -66,18 +66,19 @@ def test_its_type_is_the_text_format(scene: Scene):
 
 def test_every_metric_has_help_and_type_before_its_samples(scene: Scene):
     helped: set[str] = set()
-    typed: set[str] = set()
+    typed: dict[str, str] = {}
     for line in scene.answer.text.splitlines():
         words = line.split(" ")
         if words[:2] == ["#", "HELP"]:
             helped.add(words[2])
         elif words[:2] == ["#", "TYPE"]:
-            assert words[3] in ("gauge", "counter")
+            assert words[3] in ("gauge", "counter", "summary")
             assert words[2].endswith("_total") == (words[3] == "counter")
-            typed.add(words[2])
+            typed[words[2]] = words[3]
         else:
             name = words[0].partition("{")[0]
             assert name in helped and name in typed
+            assert ('quantile="' in line) == (typed[name] == "summary"), "that label is for summaries alone"
 
 
 def test_it_is_a_get(scene: Scene):
