@@ -139,6 +139,11 @@ def test_cut_short_by_the_end_of_the_stream(guarded: Nsqd, sent: bytes, error: s
     assert after_eof(guarded, b"AUTH\n" + sent) == [Frame(ERROR, f"E_BAD_BODY {error}".encode())]
 
 
+def test_is_answered_before_what_is_refused_at_the_end_of_the_stream(guarded: Nsqd):
+    answer, error = after_eof(guarded, auth() + b"RDY\n")
+    assert b"permission_count" in answer.data and error.kind == ERROR
+
+
 def test_already_set(guarded: Nsqd):
     with authorized(guarded) as connection:
         assert fatal_on(connection, auth()) == "E_INVALID AUTH already set"

@@ -23,6 +23,7 @@ from tests.conformance.protocol_helpers import (
     topics,
 )
 from tests.integration.daemons import (
+    ERROR,
     RESPONSE,
     Connection,
     Frame,
@@ -200,10 +201,11 @@ def test_longest_line(nsqd: Nsqd):
         goes_on(connection, b"NOP " + b"x" * (LINE_SIZE_MAX - 5) + b"\n")
 
 
-@pytest.mark.parametrize("size", [LINE_SIZE_MAX + 1, 10 * LINE_SIZE_MAX])
-def test_too_long_line_is_closed_without_an_error(nsqd: Nsqd, size: int):
+@pytest.mark.parametrize("size", [LINE_SIZE_MAX, LINE_SIZE_MAX + 1, 10 * LINE_SIZE_MAX])
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_too_long_line_is_closed_without_an_error(nsqd: Nsqd, size: int, end: bytes):
     with nsqd.connect() as connection:
-        connection.send(b"N" * size)
+        connection.send(b"N" * size + end)
         assert connection.wait_closed() == []
 
 
@@ -276,6 +278,20 @@ def test_eof_what_came_before_is_answered(nsqd: Nsqd, topic: str):
     frames = after_eof(nsqd, pub(topic, b"x") + mpub(topic, [b"y"]) + identify_with_answer())
     assert [frame.data[:5] for frame in frames] == [b"OK", b"OK", b'{"max']
     assert nsqd.stats(topic)["message_count"] == 2
+
+
+@pytest.mark.parametrize("refused", [b"RDY\n", b"FOO\n", b"\n", b"FIN x\n", b"PUB bad/name\n" + sized(b"x")])
+@pytest.mark.parametrize("count", [1, 3, 200])
+@pytest.mark.parametrize("is_new", [True, False])
+def test_eof_what_came_before_a_refused_command_is_answered(
+    nsqd: Nsqd, topic: str, refused: bytes, count: int, is_new: bool
+):
+    if not is_new:
+        nsqd.post(f"/topic/create?topic={topic}")
+    frames = after_eof(nsqd, pub(topic, b"x") * count + refused)
+    assert [frame.data for frame in frames[:-1]] == [b"OK"] * count
+    assert frames[-1].kind == ERROR
+    assert nsqd.stats(topic)["message_count"] == count
 
 
 @pytest.mark.parametrize("line", [b"PUB", b"PUB t", b"NOP", b"FOO"])

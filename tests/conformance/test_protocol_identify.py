@@ -232,6 +232,7 @@ FINE = {
     "keys-in-other-case": b'{"Client_ID": "x", "HEARTBEAT_INTERVAL": 1000, "feature_Negotiation": false}',
     "escapes": rb'{"client_\u0069d": "\u00fc\n"}',
     "not-utf-8-in-a-string": b'{"client_id": "\xff\xfe"}',
+    "half-a-character": rb'{"client_id": "\ud800", "hostname": "\udc00\ud83d\ude00\\ud800", "a\uDFFF": 1}',
     "minus-zero": b'{"heartbeat_interval": -0}',
 }
 

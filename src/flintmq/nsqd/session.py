@@ -251,7 +251,12 @@ class Session(Client, asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """Answer what came before the end of the client's stream, then close; True while that takes a while."""
-        if self._transport is None or self._is_finished or self._is_draining or self._has_backlog:
+        if self._transport is None or self._is_draining:
+            return False
+        if self._is_finished:  # by an error, which waits for the answers before it
+            self._is_at_end = True
+            return bool(self._slots or self.out)
+        if self._has_backlog:
             return False
         self._is_at_end = True
         events = self.parser.receive_eof()

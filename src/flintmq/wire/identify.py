@@ -169,26 +169,39 @@ class Negotiated:
 
 
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_ESCAPES = re.compile(r"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
 _FIELDS = frozenset(ReceivedRequest.__struct_fields__)
 
 
 def parse_request(body: bytes) -> ReceivedRequest:
     """Decode an IDENTIFY body; keys are matched whatever their case, as nsqd does, and null means absent.
 
-    Bytes that are not UTF-8 are replaced, not refused: they stand in names that only statistics show.
+    Bytes that are not UTF-8, and escapes of half a character (a surrogate that is not in a pair), are replaced, not
+    refused: they stand in names that only statistics show.
 
     Raises:
         RemoteProtocolError: E_BAD_BODY, not a JSON object or a known field of the wrong type.
     """
+    text = body.decode("utf-8", "replace")
     try:
-        fields = {}
-        for key, value in _decode(body.decode("utf-8", "replace")).items():
-            name = key if key in _FIELDS else key.lower()
-            if name in _FIELDS and bytes(value) != b"null":
-                fields[name] = msgspec.json.decode(value)
-        return msgspec.convert(fields, ReceivedRequest)
+        try:
+            return _received(text)
+        except UNREADABLE_JSON:
+            mended = _ESCAPES.sub(lambda found: r"\ufffd" if found[1] else found[0], text)
+            if mended == text:
+                raise
+            return _received(mended)
     except UNREADABLE_JSON as error:
         raise RemoteProtocolError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from error
+
+
+def _received(text: str) -> ReceivedRequest:
+    fields = {}
+    for key, value in _decode(text).items():
+        name = key if key in _FIELDS else key.lower()
+        if name in _FIELDS and bytes(value) != b"null":
+            fields[name] = msgspec.json.decode(value)
+    return msgspec.convert(fields, ReceivedRequest)
 
 
 def bad_filter(what: str) -> RemoteProtocolError:

@@ -601,10 +601,10 @@ class ServerConnection:
 
     def _command(self, data: bytes, position: int, events: list[Event]) -> int:
         raw_id_end = self._raw_id_end(data, position) if self.raw_ids else 0
-        end = data.find(b"\n", raw_id_end or position, position + COMMAND_LINE_SIZE_MAX + 1)
+        end = data.find(b"\n", raw_id_end or position, position + COMMAND_LINE_SIZE_MAX)
         if end < 0:
-            if len(data) - position > COMMAND_LINE_SIZE_MAX:
-                raise _Refused("", f"command line longer than {COMMAND_LINE_SIZE_MAX} bytes")
+            if len(data) - position >= COMMAND_LINE_SIZE_MAX:
+                raise _Refused("", f"command line longer than {COMMAND_LINE_SIZE_MAX} bytes, its end included")
             raise _Incomplete(len(data) - position + 1)
         line = data[position:end]
         known = self._lines.get(line)
