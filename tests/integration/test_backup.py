@@ -381,7 +381,22 @@ def test_a_restored_copy_of_a_cluster_stands_for_nothing_that_the_cluster_has(
     wait_until(lambda: "topic orders stays this node's alone" in joined.log, lambda: joined.log)
     state = cluster.partition("orders")
     assert state["leader"] == node_id[leader.tcp[1]] and len(state["in_sync"]) == 2, "as if nothing had been"
-    assert len({row["node"] for row in cluster.status()["nodes"]}) == 3, "it is a node of its own"
+    nodes = {row["tcp_port"]: row["node"] for row in cluster.status()["nodes"]}
+    assert len(nodes) == 3, "it is a node of its own"
+
+    # nor when the cluster gives it a place for a copy: what it has had alone is none
+    joined.post("/mpub?topic=orders&partition=0", b"x\ny")
+    path = "/topic/meta/update?topic=orders&replicator=3"
+    assert cluster.nsqlookupd.request("POST", path).status == 200
+    restored = nodes[joined.tcp[1]]
+    wait_until(lambda: restored in cluster.partition("orders")["replicas"], lambda: str(cluster.partition("orders")))
+    wait_until(lambda: joined.log.count("topic orders stays this node's alone") > 1, lambda: joined.log)
+    assert restored not in cluster.partition("orders")["in_sync"]
+    assert f"delete it on this node, {restored} (flintmq topic delete orders --nsqd-http-address=" in joined.log
+    joined.post("/topic/delete?topic=orders")
+    cluster.wait_in_sync("orders", 3)
+    stored = b"".join(path.read_bytes() for path in joined.segment_paths("orders"))
+    assert b"4" in stored and b"x" not in stored
     joined.stop()
 
     # and where nobody has it any more, the cluster takes it

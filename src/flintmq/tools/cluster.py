@@ -232,6 +232,17 @@ class Command:
         why = why or ("keys of the store cannot be read, see flintmq cluster status" if is_partly_read else "")
         return f"{self.admin.address} does not know all of the cluster: {why}" if why else ""
 
+    def unled(self, topic: str, partition: int) -> str:
+        """Tell why nobody leads a partition so that it can be consumed; empty: somebody does."""
+        status = self.status(topic)
+        row = _topic(status, topic)
+        found = [each for each in row.partitions if each.partition == partition] if row else []
+        if unsure := self.unsure(status):
+            return unsure
+        if not found or not found[0].leader:
+            return found[0].reason if found else f"partition {topic}/{partition} is not known yet"
+        return "" if found[0].is_ready else "its leader was elected a moment ago"
+
     def topic_missing(self, topic: str, copies: int | None = None) -> str:
         """Tell what a topic lacks, or has too much; empty: nothing.
 
@@ -582,8 +593,9 @@ def _topic_elect(command: Command) -> int:
             "what the node lacks is lost for good: --dry-run says what that is, --accept-loss if that is meant"
         )
     answer = command.admin.elect(given.topic, given.partition, given.node, dry_run=given.dry_run)
-    command.wait(f"topic {given.topic} is whole", lambda: command.topic_missing(given.topic))
-    command.done(answer, f"{given.topic}/{given.partition} is led")
+    where = f"{given.topic}/{given.partition}"
+    command.wait(f"{where} is led", lambda: command.unled(given.topic, given.partition))
+    command.done(answer, f"{where} is led; when what is lost is known: flintmq topic acknowledge-loss {given.topic}")
     return 0
 
 

@@ -216,6 +216,15 @@ def test_who_comes_late_brings_what_it_has():
         _bring(master, "c", meta, 0)
 
 
+def test_who_has_a_place_for_a_copy_of_what_others_have_brings_no_log_of_the_same_id():
+    meta = TopicMeta(partition_num=1)
+    master = _came(meta, 1, {})
+    master.world.partition("t", 0, state("a", "a", "ab", log_id=1))
+    master.follow()
+    with pytest.raises(NotBrought, match="node a, b has brought partition 0 with log 1, and node b has log 1"):
+        _bring(master, "b", meta, 0)
+
+
 def test_who_has_what_the_cluster_made_keeps_it_alone():
     meta = TopicMeta(partition_num=2)
     master = _came(meta, 2, {0: "a"})

@@ -23,6 +23,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
+from flintmq.addresses import format_address
 from flintmq.broker.replica import found_history
 from flintmq.broker.topic import Topic
 from flintmq.cluster.keys import Keys
@@ -134,17 +135,25 @@ class Bringing:
         for number, partition in topic.partitions.items():
             assert isinstance(partition.log, PartitionLog)
             log_id, state = partition.log.log_id, view.partitions.get((topic.name, number))
-            if state is None or (state.log_id, me in state.holders) != (log_id, True):
+            # a copy that was restored from a backup has the log's id as well, and may have been given a place meanwhile
+            if state is None or (state.log_id, state.in_sync_nodes) != (log_id, (me,)):
                 left[number] = log_id
         if topic.partitions and not left:
-            return  # this node died on the way; whatever the topic has become since, all of this is its own
+            return  # this node died on the way; nobody else has ever had any of this
         theirs, mine = (msgspec.structs.replace(meta, replica=1) for meta in (record.meta, topic.meta))
         if mine.is_partitioned and mine.partition_num == record.brought_below:
             # it has got more partitions meanwhile, which no node brings
             mine = msgspec.structs.replace(mine, partition_num=theirs.partition_num)
         if not record.is_brought or not theirs.is_like(mine):
-            what = "the cluster has one of this name that was made otherwise"
-            raise NotBrought(topic.name, f"{what}: delete one of the two, or give this one another name")
+            states = [view.partitions.get((topic.name, number)) for number in topic.partitions]
+            holders = ", ".join(dict.fromkeys(node for state in states if state for node in state.in_sync_nodes))
+            what = f"the cluster has one of this name that was made otherwise, on node {holders or '-'}"
+            raise NotBrought(
+                topic.name,
+                f"{what}: delete it on this node, {me} (flintmq topic delete {topic.name} --nsqd-http-address="
+                f"{format_address(self._me().host, self._me().http_port)}), or there; what is published here only this "
+                "node has",
+            )
         by_log = {state.log_id: (where, state) for where, state in view.partitions.items()}
         for number, log_id in left.items():
             if number >= record.brought_below:

@@ -84,6 +84,7 @@ class Settling:
         self._room = room
         self._gone = gone
         self._is_store_older = is_store_older
+        self._beside_alone: set[PartitionId] = set()  # to be made here, where this node has a topic of that name alone
         self._to_sweep: list[Copy] = []
         self._sweep_count = 0
 
@@ -101,7 +102,8 @@ class Settling:
         role = role_of(self._view, me, partition, here, was_here, self._is_store_older())
         if copy is None:
             if role is Role.CREATE and self._alone.has(partition[0]):
-                self._alone.bring_soon(partition[0])  # this node died while it gave it to the cluster
+                self._beside_alone.add(partition)
+                self._alone.bring_soon(partition[0])  # perhaps this node died while it gave it to the cluster
             elif role is Role.CREATE:
                 self._create(partition)
             elif role is Role.LOST:
@@ -179,6 +181,9 @@ class Settling:
 
     def tick(self) -> None:
         """Look at some of the copies, all of them once in ``SWEEP_TICKS``: which take nothing more."""
+        for partition in [each for each in self._beside_alone if not self._alone.has(each[0])]:
+            self._beside_alone.discard(partition)  # it was deleted here, or given to the cluster
+            self._due.note(partition)
         for copy in self._swept():
             following, replica = copy.following, copy.replica
             if replica is not None and replica.log.failed is not None and not copy.is_busy:
