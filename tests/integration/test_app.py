@@ -7,6 +7,7 @@ import functools
 import gc
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -318,6 +319,56 @@ def test_a_signal_drains(nsqd: MemoryNsqd, number: signal.Signals):
         out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (0, "done\n"), err
     assert "draining" in err
+    assert nsqd.is_drained("in", "c")
+
+
+STARTING = """
+import asyncio, sys
+from flintmq import App
+
+app = App(nsqd_tcp_addresses=sys.argv[1])
+
+@app.on_startup
+async def slow() -> None:
+    print("begun", flush=True)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        print("given up", flush=True)
+
+@app.consumer("in", "c")
+async def handle(message) -> None: ...
+
+app.run()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_it_starts_ends_it(nsqd: MemoryNsqd, number: signal.Signals):
+    with service(nsqd, 30, STARTING) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(number)
+        out, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, out) == (0, "given up\n"), err
+    assert "Traceback" not in err
+
+
+def test_a_signal_while_it_starts_drains_what_handles_already(nsqd: MemoryNsqd):
+    nsqd.publish("in", b"0.3")
+    code = SERVICE.replace("sys.argv[1]", "sys.argv[1].split(',')")
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and says nothing
+        silent.listen()
+        host, port = silent.getsockname()
+        command = [sys.executable, "-c", code, f"{nsqd.tcp_address},{host}:{port}", "30"]
+        environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "begun\n"
+            process.send_signal(signal.SIGTERM)
+            out, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, out) == (0, "done\n"), err
     assert nsqd.is_drained("in", "c")
 
 

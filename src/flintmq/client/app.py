@@ -95,6 +95,7 @@ class App:
         self._stack: AsyncExitStack | None = None
         self._producer: Producer | None = None
         self._consumers: list[Consumer[Any]] = []
+        self._is_starting = False
         self._stopped = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -192,10 +193,11 @@ class App:
     async def _until_signal(self) -> None:
         loop = asyncio.get_running_loop()
         impatient = 0
+        is_given_up = False
         signalled_at = float("-inf")
 
         def asked_to_stop(number: int) -> None:
-            nonlocal impatient, signalled_at
+            nonlocal impatient, is_given_up, signalled_at
             name = signal.Signals(number).name
             is_the_same = loop.time() - signalled_at < ONE_SIGNAL_S
             signalled_at = loop.time()
@@ -206,14 +208,23 @@ class App:
                 impatient = number
                 for consumer in self._consumers:
                     consumer.cancel_handlers()
+            elif self._is_starting:
+                log.info("%s: draining what has started; it is not started to its end", name)
+                is_given_up = True
+                self.stop()
+                serving.cancel()
             else:
                 log.info("%s: draining; once more cancels the handlers that still run", name)
                 self.stop()
 
         for number in _SIGNALS:
             loop.add_signal_handler(number, asked_to_stop, number)
+        serving = asyncio.ensure_future(self.serve())
         try:
-            await self.serve()
+            await serving
+        except asyncio.CancelledError:
+            if not is_given_up:
+                raise
         finally:
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
@@ -252,6 +263,7 @@ class App:
             raise RuntimeError("this App runs already")
         self._stopped = asyncio.Event()
         self._stack = AsyncExitStack()
+        self._is_starting = True
         try:
             for hook in self._on_startup:
                 await _call(hook)
@@ -262,6 +274,8 @@ class App:
         except BaseException:
             await self._end()
             raise
+        finally:
+            self._is_starting = False
         return self
 
     async def __aexit__(
