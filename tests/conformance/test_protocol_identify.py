@@ -246,6 +246,7 @@ def test_json_that_is_taken(connection: Connection, body: bytes):
 MALFORMED = {
     "empty-text": b" ",
     "cut-short": b'{"client_id":',
+    "escape-cut-short": rb'{"client_id": "\ud8"}"}',
     "not-json": b"hello",
     "array": b"[]",
     "string": b'"x"',

@@ -169,7 +169,8 @@ class Negotiated:
 
 
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_ESCAPES = re.compile(r"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
+_HEX = "[0-9a-fA-F]{2}"
+_ESCAPES = re.compile(rf"\\(?:u[dD][89abAB]{_HEX}\\u[dD][c-fC-F]{_HEX}|(u[dD][89a-fA-F]{_HEX})|.)", re.DOTALL)
 _FIELDS = frozenset(ReceivedRequest.__struct_fields__)
 
 
