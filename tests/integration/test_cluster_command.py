@@ -130,6 +130,13 @@ def test_what_is_refused_is_one_line(cluster: Cluster, run: Run) -> None:
     cluster.create("led")
     code, said = run("topic", "elect", "led", "0", f"127.0.0.1:{cluster.nodes[0].tcp[1]}", "--accept-loss")
     assert code == 1 and "is led by node" in said
+    for words, why in (
+        (("led", "0"), "is led by node"),
+        (("led", "1"), "topic led has partitions 0 to 0, and no 1"),
+        (("nope", "0"), "the cluster has no topic nope"),
+    ):
+        code, said = run("topic", "elect", *words, "--dry-run")
+        assert code == 1 and why in said and said.count("\n") == 1
     assert run("topic", "delete", "led", "--wait", "--yes")[0] == 0
 
 

@@ -397,7 +397,7 @@ def test_an_operator_decides_when_nobody_has_everything():
         assert row["leader"] == "" and "no replica that has everything is alive" in row["reason"]
         world.start_node(second, boot_id="another")
         await world.until(lambda: _nodes_are(world, 2))
-        for bad, words in (("x", "INVALID_ARG_PARTITION"), ("7", "no state")):
+        for bad, words in (("x", "INVALID_ARG_PARTITION"), ("7", "has partitions 0 to 0, and no 7")):
             status, answer = await world.ask("two", "POST", target.replace("partition=0", f"partition={bad}"))
             assert status == 400 and words in answer["message"]
         status, answer = await world.ask("two", "POST", target)

@@ -69,13 +69,21 @@ def elect(controller: Controller, topic: str, number: int, node: str) -> Plan:
     """
     view = controller.view
     state = view.partitions.get((topic, number))
+    if state is None:
+        record = view.topics.get(topic)
+        if record is None:
+            raise Refused(f"the cluster has no topic {topic}; flintmq topic list lists all")
+        if not 0 <= number < record.partition_num:
+            raise Refused(f"topic {topic} has partitions 0 to {record.partition_num - 1}, and no {number}")
+    elif state.has_leader(view.nodes):
+        raise Refused(f"partition {topic}/{number} is led by node {state.leader}: nobody is to be elected")
     if node:
         chosen = node_named(view, node)
     else:
         best = None if state is None else power.best_of(state, controller.live)
         if best is None:
-            why = controller.why_no_leader((topic, number)) or "it is led"
-            if state is not None and not state.has_leader(view.nodes) and power.has_no_copy(state, view.nodes):
+            why = controller.why_no_leader((topic, number))
+            if state is not None and power.has_no_copy(state, view.nodes):
                 raise Refused(f"partition {topic}/{number}: {_how_anew(topic, number, state)}")
             raise Refused(f"nobody has said how far its copy of {topic}/{number} is ({why}): name a node")
         chosen = best.node
