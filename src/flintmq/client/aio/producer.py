@@ -346,7 +346,12 @@ class Producer:
             if self._gather is not None:
                 waiter: asyncio.Future[Published | None] = self._loop.create_future()
                 self._gather.add(topic, data, waiter, deadline, cost)
-                return await waiter
+                try:
+                    return await waiter
+                except asyncio.CancelledError:
+                    assert self._sender is not None
+                    self._sender.forsaken()
+                    raise
             return await self._publish(Publish(topic, [data], [], deadline, cost))
         publish = self._intake.one(topic, data, deadline, sharding_id, partition, trace_id, headers, undecided)
         await self._admit(publish.cost, deadline, 1)
@@ -435,7 +440,11 @@ class Producer:
         waiter: asyncio.Future[Published | None] = self._loop.create_future()
         publish.waiters.append(waiter)
         self._sender.take(publish)
-        return await waiter
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            self._sender.forsaken()
+            raise
 
     async def _admit(self, cost: int, deadline: float, count: int) -> None:
         """Wait until ``cost`` bytes may be sent.

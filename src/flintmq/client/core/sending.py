@@ -109,6 +109,7 @@ class Sender:
         self._unflushed: dict[Carrier, None] = {}
         self._on_the_way: dict[Carrier, _OnTheWay] = {}
         self._idle: Callable[[], object] | None = None
+        self._is_forsaken = False  # somebody waits no more, and nobody has looked since
         self._timer: Timer | None = None
         self._timer_at = inf
 
@@ -180,6 +181,22 @@ class Sender:
         publish.look_at = when = now + (publish.deadline - now) / 2
         if when < self._timer_at:
             self._set_timer(when)
+
+    def forsaken(self) -> None:
+        """Somebody waits no more: what nobody waits for, and was not sent, ends in the next turn.
+
+        While no nsqd is up nothing else looks at it, and it would take room, and hold up the end, until its deadline.
+        """
+        if not self._is_forsaken:
+            self._is_forsaken = True
+            self._timers.call_later(0, self._end_forsaken)
+
+    def _end_forsaken(self) -> None:
+        self._is_forsaken = False
+        for publish in [*self.unfinished]:
+            is_sent = publish.connection is not None or publish.is_unknown
+            if not is_sent and publish.waiters and all(waiter.done() for waiter in publish.waiters):
+                self._end(publish)
 
     def when_idle(self, idle: Callable[[], object]) -> None:
         """Have ``idle`` called when everything has ended; at once if it has."""

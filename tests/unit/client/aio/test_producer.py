@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 from tests.unit.client.fake_nsqd import OK, SILENCE
@@ -250,6 +251,28 @@ def test_a_cancelled_call_is_not_sent_once_it_waits():
             await asyncio.gather(tasks[0], tasks[2])
             assert producer.stats().bytes_in_flight == 0
         assert world.fake.stored == [b"0", b"2"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("batch", [True, False])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_cancelled_call_that_was_not_sent_takes_no_room_and_holds_up_no_close(batch, count):
+    async def scenario(world):
+        world.kill("a")
+        began = 0.0
+        async with world.producer(timeout=30, max_bytes_in_flight=1000, batch=batch) as producer:
+            bodies = [bytes(800 // count)] * count
+            publish = partial(producer.pub, "t", bodies[0]) if count == 1 else partial(producer.mpub, "t", bodies)
+            for _ in range(3):
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(1):
+                        await publish()
+                await asyncio.sleep(0.01)
+                assert producer.stats().bytes_in_flight == 0
+            began = world.now
+        assert world.now - began < 1
+        assert world.fake.stored == []
 
     run(scenario)
 
