@@ -11,8 +11,8 @@ from flintmq import Consumer, NsqdAdmin, Producer
 
 
 async def consume(nsqd: str, count: int) -> None:
-    async with Consumer("readings", "archive", nsqd_tcp_addresses=nsqd) as consumer:
-        async for message in consumer:
+    async with asyncio.timeout(30), Consumer("readings", "archive", nsqd_tcp_addresses=nsqd) as consumer:
+        async for message in consumer:  # a second run at the same time would take some of them
             async with message:
                 print(f"  {message.body.decode()}", flush=True)
                 count -= 1

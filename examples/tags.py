@@ -40,12 +40,13 @@ def main(nsqd: str, http_port: int) -> None:
         for number in range(10):
             headers = {"customer": "test", TAG: "canary"} if number % 3 == 0 else {"customer": f"{number:04}"}
             producer.pub("shop-orders", b"order %d" % number, headers=headers)
-    for _ in range(10):
-        left.acquire(timeout=10)
+    came = sum(left.acquire(timeout=10) for _ in range(10))
     for consumer in consumers:
         consumer.stop()
     for thread in threads:
         thread.join()
+    if came < 10:
+        sys.exit(f"{10 - came} of 10 messages did not come")
 
 
 if __name__ == "__main__":
