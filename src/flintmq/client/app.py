@@ -221,11 +221,11 @@ class App:
             loop.add_signal_handler(number, asked_to_stop, number)
         serving = asyncio.ensure_future(self.serve())
         try:
-            await serving
-        except asyncio.CancelledError:
-            if not is_given_up:
-                raise
+            await asyncio.wait([serving])
+            if not (is_given_up and serving.cancelled()):
+                serving.result()
         finally:
+            serving.cancel()
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
         if impatient:
