@@ -164,7 +164,7 @@ def test_checkpoints_that_say_nothing(nsqd, tmp_path):
     newer = checkpoint(tmp_path / "newer", [{"_log": 3, "t": {"0/00000000000000aa": 1}}])
     with pytest.raises(BadCheckpoint, match="form 3"):
         lag(newer, nsqd=nsqd.address)
-    (newer / "offsets" / "0").write_text("v9\n{}\n{}")
+    (newer / "offsets" / "0").write_text("v9\n{}\n")
     with pytest.raises(BadCheckpoint, match="v9"):
         lag(newer, nsqd=nsqd.address)
 

@@ -895,9 +895,7 @@ def _tell_cluster(row: PartitionRow, partition: ClusterPartition, status: Cluste
 
     row.epoch, row.reason, row.is_ready = partition.epoch, partition.reason, partition.is_ready
     row.in_sync, row.replicas, row.leaving = (
-        named(each for each in partition.in_sync if each not in partition.unconfirmed),
-        named(partition.replicas),
-        named(partition.leaving),
+        named(partition.confirmed), named(partition.replicas), named(partition.leaving)
     )  # fmt: skip
     leader = by_id.get(partition.leader)
     row.leader = leader.address if leader else partition.address

@@ -159,7 +159,7 @@ def read_noted(checkpoint: Path, path: Path) -> tuple[str, list[object]]:
         values = [json.loads(line) if line.startswith("{") else None for line in lines]
     except (OSError, UnicodeDecodeError, *UNREADABLE_JSON) as error:
         raise NoCheckpoint(checkpoint, f"{path} cannot be read: {error}. {_RESTORE}") from error
-    if len(lines) < (1 if path.parent.name == "commits" else 2):
+    if not form or (form == _FORM and len(lines) < (1 if path.parent.name == "commits" else 2)):
         raise NoCheckpoint(checkpoint, f"{path} is {'cut off' if form else 'empty'}. {_RESTORE}")
     return form, values
 

@@ -134,7 +134,7 @@ def topic_text(topic: ClusterTopic, status: ClusterStatus, width: int) -> str:
 
     rows = []
     for each in topic.partitions:
-        in_sync = [node for node in each.in_sync if node not in each.unconfirmed]
+        in_sync = each.confirmed
         lacking = [node for node in dict.fromkeys((*each.replicas, *each.in_sync)) if node not in in_sync]
         state = each.reason or ("" if each.is_ready else "cannot be consumed yet")
         state = "; ".join(filter(None, [state, f"leaving: {named(each.leaving)}" if each.leaving else ""]))

@@ -72,7 +72,7 @@ def live_in_sync(partition: ClusterPartition, live: Container[str]) -> list[str]
     Args:
         live: ids of the nodes that live, and are not taken for dead.
     """
-    return [node for node in partition.in_sync if node in live and node not in partition.unconfirmed]
+    return [node for node in partition.confirmed if node in live]
 
 
 def is_whole(status: ClusterStatus) -> bool:

@@ -352,6 +352,11 @@ class ClusterPartition(msgspec.Struct, frozen=True):
     reason: str = ""
     unconfirmed: list[str] = []
 
+    @property
+    def confirmed(self) -> list[str]:
+        """The members of the in-sync set that are known to have everything."""
+        return [node for node in self.in_sync if node not in self.unconfirmed]
+
 
 class ClusterTopic(msgspec.Struct, frozen=True):
     """A topic of a cluster.
