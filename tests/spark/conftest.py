@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,24 @@ from typing import Any
 import pytest
 from tests.ports import reserved_port
 from tests.spark.processes import NsqdProcess, environment
+
+
+@pytest.fixture(scope="session", autouse=True)
+def formats_are_kept() -> None:
+    """Loggers of PySpark make lines of JSON of all that a handler gets. pytest gives its own handler to each logger
+    that does not propagate, as theirs behind an error in SQL: ``caplog.text`` would be JSON, for all tests that follow.
+    """
+    from pyspark.logger import PySparkLogger
+
+    add = PySparkLogger.addHandler
+
+    def add_handler(self: Any, handler: logging.Handler) -> None:
+        before = handler.formatter
+        add(self, handler)
+        if before is not None:
+            handler.setFormatter(before)
+
+    pytest.MonkeyPatch().setattr(PySparkLogger, "addHandler", add_handler)  # until the process ends, as those loggers
 
 
 @pytest.fixture(scope="package")

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 
 class FakeLookupd:
-    """Serves ``answers`` (path to a JSON value, or to bytes sent as they are); use as a context manager."""
+    """Serves ``answers`` (path to a JSON value, or to bytes sent as they are); use as a context manager.
+
+    Attributes:
+        asked: the paths, as they came.
+        on_ask: called with each path before it is answered, by several threads.
+    """
 
     def __init__(self) -> None:
         self.answers: dict[str, Any] = {}
         self.asked: list[str] = []
+        self.on_ask: Callable[[str], object] = lambda _path: None
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 fake.asked.append(self.path)
+                fake.on_ask(self.path)
                 answer = fake.answers.get(self.path)
                 body = (
                     answer

@@ -88,6 +88,7 @@ class FakeNsqd:
         self.published: list[tuple[str, list[bytes]]] = []
         self.failures: dict[str, list[str]] = {}
         self.connection_count = 0
+        self.tells_max_timestamp = True
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
@@ -232,6 +233,8 @@ class FakeNsqd:
                 "end_timestamp": log.batches[-1][2] if log.batches else 0,
                 "size_bytes": sum(len(data) for _, _, _, data in log.batches),
             }
+            if self.tells_max_timestamp:
+                entry["max_timestamp"] = max((batch[2] for batch in log.batches), default=0)
             if timestamp_ns is not None:
                 entry["at"] = log.at(timestamp_ns)
             partitions.append(entry)

@@ -24,9 +24,10 @@ from tests.spark.test_reader import numbered
 from flintmq import cli
 from flintmq.errors import OptionError, UsageError
 from flintmq.pipeline import archive as module
-from flintmq.pipeline import files
+from flintmq.pipeline import files, topics
 from flintmq.pipeline.archive import KINDS, Archived, LogGone, archive
 from flintmq.pipeline.files import ArchiveError, FileName
+from flintmq.pipeline.runner import StoppedEarly
 from flintmq.spark import retry
 from flintmq.spark.broker import POOL
 from flintmq.spark.errors import DataLost
@@ -407,9 +408,19 @@ def test_wrong_words(tmp_path, capsys):
         archive(tmp_path, nsqd="a:1", topic="t", startingOffsets="latest")
     words = ["pipeline", "archive", f"--to={tmp_path}", "--topic=t", "--nsqd=a:1"]
     for option in ("maxMessagesPerTrigger=10", "minPartitions=2", "spoolLocation=/s"):
-        assert cli.main([*words, f"--source-option={option}"]) == 1
+        assert cli.main([*words, f"--source-option={option}"]) == 2
         said = capsys.readouterr().err
         assert option.partition("=")[0] in said and "an archive has no micro-batches and no tasks" in said
+    for flag, said in (
+        ("--source-option=endingTimestamp=2020-01-01",
+         "endingTimestamp='1577836800000 ms since 1970' is not allowed; an archive takes what there is, so that"),
+        ("--source-option=endingOffsets={\"t\": {\"0\": 5}}", "endingOffsets="),
+        ("--columns=offset,timestamp,nope", "there is no nope; there is topic, partition, offset, timestamp, "),
+        ("--columns=offset,body", "timestamp has to be among them"),
+    ):  # fmt: skip
+        assert cli.main([*words, flag]) == 2, flag
+        assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir()), "an archive that is not begun leaves nothing"
 
 
 def test_a_topic_that_is_nowhere(fake, tmp_path, capsys):
@@ -448,6 +459,51 @@ def test_a_topic_that_is_nowhere(fake, tmp_path, capsys):
     assert "it is archived up to 8, and what it had" in capsys.readouterr().err
     assert cli.main([*words, "--source-option=failOnDataLoss=false"]) == 0
     assert "0 messages" in capsys.readouterr().out
+
+
+def test_stopped_while_a_topic_is_waited_for(fake, tmp_path, capsys, monkeypatch):
+    """It says so, and has begun nothing; the same for every job, before Spark is started."""
+    fake.topic("flights", numbered(0, 10))
+    stop = threading.Event()
+    looks = topics._there
+
+    def end(*given: Any) -> set[str]:
+        found = looks(*given)
+        stop.set()
+        signal.raise_signal(signal.SIGTERM)
+        return found
+
+    monkeypatch.setattr(topics, "_there", end)
+    plan = tmp_path / "plan.toml"
+    plan.write_text(
+        f'name = "p"\ncheckpoint = "{tmp_path}/c"\n[[source]]\nname = "s"\nformat = "nsq"\n'
+        f'options = {{ nsqd = "{fake.address}", topic = "late" }}\n'
+        f'[[sink]]\nname = "k"\nfrom = "s"\nformat = "parquet"\noptions = {{ path = "{tmp_path}/sink" }}\n'
+    )
+    given = [f"--nsqd={fake.address}", "--topic=late"]
+    for job in (
+        ["archive", f"--to={tmp_path}/files", *given],
+        ["archive", f"--to={tmp_path}/files", "--format=delta", "--follow", *given],
+        ["dedupe", "--key=body", f"--to={tmp_path}/unique", f"--checkpoint={tmp_path}/c", *given],
+        ["rollup", f"--to={tmp_path}/windows", f"--checkpoint={tmp_path}/c", *given],
+        ["mirror", "--prefix=copy-", f"--checkpoint={tmp_path}/c", *given],
+        ["tail", *given],
+        ["run", str(plan)],
+    ):
+        assert cli.main(["pipeline", *job, "--wait-for-topic=1h"]) == 0, job
+        told = capsys.readouterr()
+        assert told.out == ""
+        said = "stopped while it waited for topic 'late', which has not come; nothing was begun"
+        assert told.err == f"flintmq pipeline {job[0]}: {said}\n"
+        assert list(tmp_path.iterdir()) == [plan], f"left behind by {job}"
+    monkeypatch.setattr(signal, "raise_signal", lambda _: None)
+    with pytest.raises(StoppedEarly, match="topic 'late', which has not come"):
+        archive(tmp_path / "files", stop=stop, wait_for_topic_s=3600, nsqd=fake.address, topic="late")
+    fake.topic("late", numbered(0, 7))
+    assert archive(tmp_path / "files", stop=stop, wait_for_topic_s=3600, nsqd=fake.address, topic="late").files == 0
+    stop = threading.Event()
+    with pytest.raises(StoppedEarly):
+        archive(tmp_path / "files", stop=stop, wait_for_topic_s=3600, nsqd=fake.address, topics="late,later")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -17,6 +17,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import BinaryType, StructField, StructType
 from tests.integration.daemons import SPARK_PATIENCE_S
+from tests.integration.daemons import wait_until as wait_for
 from tests.integration.mounts import mounted_tmpfs, needs_root
 from tests.spark.driven import Query
 from tests.spark.fake_lookupd import FakeLookupd
@@ -121,6 +122,107 @@ def test_a_topic_that_is_emptied_is_read_all_the_same(nsqd: NsqdProcess, topic: 
     nsqd.publish(topic, numbered(300, 310))
     assert query.step() == 10
     assert_each_once(query.bodies, 310)
+
+
+# -- the data directory ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_nsqd(tmp_path: Path) -> Iterator[NsqdProcess]:
+    process = NsqdProcess(tmp_path / "data")
+    yield process
+    process.stop()
+
+
+def put_back(nsqd: NsqdProcess, topic: str, data: Path, count: int = 30) -> Query:
+    """Have a query read 150 messages, put the directory back to a copy with 100 of them, and publish others."""
+    copy = data.with_name("copy")
+    nsqd.publish(topic, numbered(0, 100))
+    nsqd.stop()
+    shutil.copytree(data, copy)
+    nsqd.start()
+    nsqd.publish(topic, numbered(100, 150))
+    query = Query(nsqd=nsqd.address, topic=topic, columns="offset,body", retries=2)
+    query.available_now()
+    assert_each_once(query.bodies, 150)
+    nsqd.stop()
+    shutil.rmtree(data)
+    copy.rename(data)
+    nsqd.start()
+    nsqd.publish(topic, numbered(200, 200 + count))
+    query.stop()
+    return query
+
+
+def test_a_data_directory_that_is_older_than_the_checkpoint(own_nsqd: NsqdProcess, topic: str, tmp_path: Path):
+    """The log ends before what was read of it, and the numbers behind its end are given again."""
+    query = put_back(own_nsqd, topic, tmp_path / "data")
+    with pytest.raises(DataLost, match=r"messages 101 to 151 \(exclusive\) are lost: messages were taken back"):
+        query.available_now()
+    query.raw["failOnDataLoss"] = "false"
+    query.stop()
+    query.available_now()
+    own_nsqd.publish(topic, numbered(230, 260))
+    query.available_now()
+    assert query.bodies[150:] == numbered(200, 260), "all that was published since the directory was put back"
+
+
+def test_a_log_that_has_grown_past_the_checkpoint_on_an_older_data_directory(
+    own_nsqd: NsqdProcess, topic: str, tmp_path: Path
+):
+    """What was published behind the copy stands where other messages were read before anybody looked."""
+    query = put_back(own_nsqd, topic, tmp_path / "data", 80)
+    lost = r"messages 101 to 151 \(exclusive\) are lost: messages were taken back.* failOnDataLoss=false .* from 101 on"
+    for _ in range(2):
+        with pytest.raises(DataLost, match=lost):
+            query.available_now()
+        query.stop()
+    with pytest.raises(DataLost, match=lost):
+        query.step()
+    query.raw["failOnDataLoss"] = "false"
+    query.stop()
+    query.available_now()
+    assert query.bodies[150:] == numbered(200, 280)
+    query.raw["failOnDataLoss"] = "true"
+    query.stop()
+    own_nsqd.publish(topic, numbered(280, 290))
+    query.available_now()
+    assert query.bodies[230:] == numbered(280, 290), "nothing is told of it again"
+
+
+def test_a_stream_and_a_data_directory_that_is_older_than_its_checkpoint(
+    own_nsqd: NsqdProcess, topic: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """It waits, as the directory may be exchanged once more, until something is stored where it has read before."""
+    query = put_back(own_nsqd, topic, tmp_path / "data")
+    wait_for(lambda: not query.step() and "messages were taken back" in caplog.text)
+    assert len(query.rows) == 150
+    own_nsqd.publish(topic, numbered(230, 260))
+    with pytest.raises(DataLost, match=r"messages 101 to 151 \(exclusive\) are lost: messages were taken back"):
+        query.step()
+
+
+def test_an_older_data_directory_behind_a_stream_that_looks_away(own_nsqd: NsqdProcess, topic: str, tmp_path: Path):
+    """nsqd is back, and the log past what was read, between two looks of a query that runs."""
+    data = tmp_path / "data"
+    own_nsqd.publish(topic, numbered(0, 100))
+    own_nsqd.stop()
+    shutil.copytree(data, data.with_name("copy"))
+    own_nsqd.start()
+    own_nsqd.publish(topic, numbered(100, 150))
+    query = Query(nsqd=own_nsqd.address, topic=topic, columns="offset,body")
+    assert query.step() == 150
+    own_nsqd.kill()
+    own_nsqd.start()
+    own_nsqd.publish(topic, numbered(150, 160))
+    assert query.step() == 10, "nothing was taken back by a restart"
+    own_nsqd.stop()
+    shutil.rmtree(data)
+    data.with_name("copy").rename(data)
+    own_nsqd.start()
+    own_nsqd.publish(topic, numbered(200, 300))
+    with pytest.raises(DataLost, match=r"messages 101 to 161 \(exclusive\) are lost: messages were taken back"):
+        query.step()
 
 
 # -- the auth server ---------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -14,15 +15,20 @@ from flintmq.errors import ConnectionFailed, DiscoveryError
 from flintmq.spark import discovery, retry
 from flintmq.spark.batch_reader import NsqReader
 from flintmq.spark.discovery import (
+    ASKED_AT_ONCE_MAX,
     BODY_SIZE_MAX,
     FAILING_PAUSE_MAX_S,
     Failing,
+    TopicPlaces,
     all_nsqds,
     all_topics,
+    listed_places,
     nsqds_of_topic,
     partition_count,
+    places_of,
 )
 from flintmq.spark.errors import DataLost, LogAway
+from flintmq.spark.offsets import PartitionKey, from_json
 from flintmq.spark.options import SourceOptions
 from flintmq.spark.stream_reader import NsqStreamReader
 
@@ -127,6 +133,209 @@ def test_a_pattern(lookupd):
         assert len(offsets_read(reader, [task])) == 10
 
 
+LISTS = ["/cluster/status", "/nodes"]
+"""Paths that tell where topics are, however many."""
+
+
+def node(host: str, *topics: str, tombstoned: tuple[str, ...] = (), partitions: tuple[str, ...] = ()) -> dict:
+    """An nsqd as /nodes has it."""
+    row = {
+        "broadcast_address": host,
+        "tcp_port": 1,
+        "topics": list(topics),
+        "tombstones": [each in tombstoned for each in topics],
+    }
+    return {**row, "partitions": {each: [0] for each in partitions}} if partitions else row
+
+
+def partition(number: int, address: str, is_ready: bool = True) -> dict:
+    """A partition as /cluster/status has it."""
+    return {"partition": number, "address": address, "is_ready": is_ready}
+
+
+def test_a_pattern_takes_three_requests_for_any_number_of_topics(lookupd):
+    topics = [f"t{number}" for number in range(200)]
+    with FakeNsqd() as nsqd:
+        for topic in topics:
+            nsqd.topic(topic, numbered(0, 1))
+        lookupd.answers["/topics"] = {"topics": [*topics, "other"]}
+        lookupd.answers["/nodes"] = {"producers": [{**node("127.0.0.1", *topics, "other"), "tcp_port": nsqd.port}]}
+        given = {"lookupd": lookupd.address, "topicPattern": "t.*"}
+        reader = NsqReader(SourceOptions.parse(given))
+        assert len(offsets_read(reader, reader.partitions())) == 200
+        assert lookupd.asked == ["/topics", *LISTS], "of plain topics it is known that they have no partitions"
+
+        clock = ManualClock()
+        stream = NsqStreamReader(SourceOptions.parse(given), clock)
+        end = stream.latestOffset(stream.initialOffset(), ALL)
+        lookupd.on_ask = lambda _path: clock.advance(3)
+        for _ in range(3):
+            lookupd.asked.clear()
+            clock.advance(10)
+            end = stream.latestOffset(end, ALL)
+            assert lookupd.asked == ["/topics", *LISTS]
+            clock.advance(9)
+            end = stream.latestOffset(end, ALL)
+            assert len(lookupd.asked) == 3, "the time of a poll is none of the time until the next one"
+
+
+def test_where_all_topics_are(lookupd):
+    topics = ["plain", "hidden", "both", "nowhere", "parts", "unlisted"]
+    lookupd.answers["/nodes"] = {
+        "producers": [
+            node(
+                "a", "plain", "hidden", "both", "parts", "other", tombstoned=("hidden", "both"), partitions=("parts",)
+            ),
+            node("::1", "both"),
+            {"broadcast_address": "old", "tcp_port": 1, "topics": ["plain"]},
+            {"hostname": "neither", "topics": ["nowhere"]},
+            {**node("b"), "topics": None, "partitions": None},
+            5,
+        ]
+    }
+    found = listed_places((lookupd.address,), topics, 5)
+    assert found == {
+        "plain": TopicPlaces(("a:1", "old:1"), 0),
+        "hidden": TopicPlaces(()),
+        "both": TopicPlaces(("[::1]:1",), 0),
+        "nowhere": TopicPlaces(()),
+        "parts": TopicPlaces(("a:1",)),
+        "unlisted": TopicPlaces(()),
+    }
+    assert lookupd.asked == LISTS
+    assert listed_places((lookupd.address,), [], 5) == {}
+
+
+def test_where_the_topics_of_a_cluster_are(lookupd):
+    """Its leaders have them, whoever else says so, and tombstones are for who publishes."""
+    lookupd.answers["/cluster/status"] = {
+        "topics": [
+            {
+                "topic": "parts",
+                "partitions": [partition(0, "a:1"), partition(1, "::1:2"), partition(2, "c:1", is_ready=False)],
+                "meta": {"partition_num": 3},
+            },
+            {"topic": "logs", "partitions": [partition(0, "a:1")], "partition_num": 1, "meta": {"partition_num": 0}},
+            {"topic": "going", "partitions": [partition(0, "", is_ready=False)]},
+        ],
+        "unreadable": [],
+    }
+    lookupd.answers["/nodes"] = {
+        "producers": [node("foreign", "logs", "parts"), node("a", "logs", "own#ephemeral", tombstoned=("logs",))]
+    }
+    topics = ["parts", "logs", "going", "own#ephemeral"]
+    assert listed_places((lookupd.address,), topics, 5) == {
+        "parts": TopicPlaces(("[::1]:2", "a:1"), 3),
+        "logs": TopicPlaces(("a:1",), 0),
+        "going": TopicPlaces(()),
+        "own#ephemeral": TopicPlaces(("a:1",), 0),
+    }
+    assert lookupd.asked == LISTS
+
+
+def test_lists_of_several_are_united(lookupd):
+    with FakeLookupd() as second, FakeLookupd() as broken:
+        lookupd.answers["/nodes"] = {"producers": [node("a", "one", "two", "three")]}
+        second.answers["/nodes"] = {"producers": [node("b", "two", "three", tombstoned=("three",)), node("a", "one")]}
+        second.answers["/cluster/status"] = {"topics": [{"topic": "four", "partitions": [], "meta": {}}]}
+        for path in LISTS:
+            broken.answers[path] = b"broken"
+        broken.answers["/lookup?topic=one"] = b"broken"
+        lookupds = (broken.address, lookupd.address, second.address, "127.0.0.1:1")
+        assert listed_places(lookupds, ["one", "two", "three", "four"], 5) == {
+            "one": TopicPlaces(("a:1",), 0),
+            "two": TopicPlaces(("a:1", "b:1"), 0),
+            "three": TopicPlaces(("a:1",)),
+            "four": TopicPlaces(()),
+        }
+        with pytest.raises(DiscoveryError, match=r"no nsqlookupd answers where 2 topics are: .*; "):
+            listed_places((broken.address, "127.0.0.1:1"), ["one", "two"], 5)
+
+
+@pytest.mark.parametrize(
+    ("path", "answer"),
+    [
+        ("/nodes", BODY_SIZE_MAX + 1),
+        ("/nodes", {"nodes": []}),
+        ("/cluster/status", b"broken"),
+        ("/cluster/status", {"topics": [{"topic": "a"}]}),
+        ("/cluster/status", {"topics": [{"topic": "a", "partitions": [partition(0, "nowhere")]}]}),
+        ("/cluster/status", {"topics": [], "unreadable": [{"key": "k", "reason": "of a later release"}]}),
+    ],
+)
+def test_topics_are_asked_about_where_lists_are_of_no_use(lookupd, path, answer):
+    lookupd.answers["/nodes"] = {"producers": [node("wrong", "a", "b")]}
+    lookupd.answers[path] = filled(answer) if isinstance(answer, int) else answer
+    lookupd.answers["/lookup?topic=b"] = {"producers": [{"broadcast_address": "right", "tcp_port": 1}]}
+    assert listed_places((lookupd.address,), ["a", "b"], 5) == {"a": TopicPlaces(()), "b": TopicPlaces(("right:1",))}
+
+
+def test_partitions_are_asked_for_where_there_may_be_some(lookupd):
+    with FakeNsqd() as nsqd:
+        for topic in ("plain", "parts"):
+            nsqd.topic(topic, numbered(0, 5))
+        lookupd.answers["/topics"] = {"topics": ["plain", "parts", "dead"]}
+        lookupd.answers["/nodes"] = {
+            "producers": [{**node("127.0.0.1", "plain", "parts", partitions=("parts",)), "tcp_port": nsqd.port}]
+        }
+        counts = ["/lookup?topic=dead&access=r&metainfo=true", "/lookup?topic=parts&access=r&metainfo=true"]
+        lookupd.answers[counts[1]] = {"producers": [], "meta": {"partition_num": 1}}
+        given = {"lookupd": lookupd.address, "topicPattern": ".*", "retries": "1"}
+        reader = NsqReader(SourceOptions.parse(given))
+        assert len(offsets_read(reader, reader.partitions())) == 10
+        assert lookupd.asked == ["/topics", *LISTS, *counts]
+        lookupd.answers[counts[0]] = {"producers": [], "meta": {"partition_num": 2}}
+        with pytest.raises(LogAway, match=r"topic 'dead', partition 0: .*the topic has 2 partitions"):
+            NsqReader(SourceOptions.parse(given)).partitions()
+
+
+def test_a_partition_of_a_cluster_that_nobody_has(lookupd):
+    with FakeNsqd() as nsqd:
+        nsqd.topic("t", numbered(0, 5))
+        lookupd.answers["/topics"] = {"topics": ["t"]}
+        lookupd.answers["/nodes"] = {"producers": []}
+        partitions = [partition(0, f"127.0.0.1:{nsqd.port}"), partition(1, "", is_ready=False)]
+        row = {"topic": "t", "partitions": partitions, "meta": {"partition_num": 2}}
+        lookupd.answers["/cluster/status"] = {"topics": [row]}
+        given = {"lookupd": lookupd.address, "topicPattern": ".*", "retries": "1"}
+        with pytest.raises(LogAway, match="the topic has 2 partitions, and no nsqd that nsqlookupd lists has this one"):
+            NsqReader(SourceOptions.parse(given)).partitions()
+        assert set(lookupd.asked) == {"/topics", *LISTS}
+
+
+def test_named_topics_are_asked_about_several_at_a_time(lookupd):
+    """The first one alone, so that a nsqlookupd that is silent is found out once."""
+    together, lock = threading.Barrier(ASKED_AT_ONCE_MAX, timeout=60), threading.Lock()
+    going, most = 0, 0
+
+    def on_ask(path: str) -> None:
+        nonlocal going, most
+        with lock:
+            going += 1
+            most = max(most, going)
+        if path != "/lookup?topic=t0":
+            together.wait()
+        with lock:
+            going -= 1
+
+    lookupd.on_ask = on_ask
+    topics = [f"t{number}" for number in range(1 + 3 * ASKED_AT_ONCE_MAX)]
+    lookupd.answers["/lookup?topic=t5"] = {"producers": [{"broadcast_address": "a", "tcp_port": 1}]}
+    found = places_of((lookupd.address,), topics, 120)
+    assert list(found) == topics and found["t5"].nsqds == ("a:1",) and found["t6"].nsqds == ()
+    assert lookupd.asked[0] == "/lookup?topic=t0" and sorted(lookupd.asked) == sorted(
+        f"/lookup?topic={each}" for each in topics
+    )
+    assert most == ASKED_AT_ONCE_MAX
+
+
+def test_a_silent_one_is_asked_about_the_first_topic_alone(lookupd):
+    lookupd.answers["/lookup?topic=t0"] = b"broken"
+    with pytest.raises(DiscoveryError):
+        places_of((lookupd.address,), [f"t{number}" for number in range(20)], 5)
+    assert lookupd.asked == ["/lookup?topic=t0"]
+
+
 def test_an_nsqd_that_joins_and_one_that_leaves(lookupd):
     first, second = FakeNsqd(), FakeNsqd()
     first.topic("t", numbered(0, 10))
@@ -198,7 +407,7 @@ def test_an_nsqd_that_nobody_lists_any_more(lookupd):
             with pytest.raises(DataLost, match="no nsqd has it"):
                 strict.latestOffset(here, ALL)
             end = lenient.latestOffset(here, ALL)
-            assert end == {"_log": 2, "t": {f"0/{nsqd.logs['t'][0].log_id}": 11}}
+            assert from_json(end) == {PartitionKey("t", 0, nsqd.logs["t"][0].log_id): 11}
             assert text(lenient.latestOffset(end, ALL)) == text(end)
 
 

@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from flintmq.pipeline.flow import check_plan, run_plan
 from flintmq.pipeline.plan_file import PlanError, read_plan
 from flintmq.pipeline.runner import JobFailed, Runner
 from flintmq.pipeline.streams import CheckpointError, checkpoint_held
+from flintmq.pipeline.toml_lines import KeyPath, lines_of_keys
 
 WHOLE = """
 name = "flights"
@@ -206,6 +208,203 @@ def test_a_stream_twice(spark, tmp_path):
     assert str(caught.value).startswith(f"{plan}:{line_of('[[sink]]', plan.read_text())}: sink shouted: ")
 
 
+BROKEN = """
+name = "broken"
+
+[[source]]
+name = "flights"
+format = "json"
+stream = false
+schema = "carrier string, delay int"
+options = {{ path = "{directory}/flights" }}
+
+[[step]]
+name = "made"
+python = "steps.py:{function}"
+
+[[rule]]
+name = "has a carrier"
+of = "made"
+fail = "carrier IS NOT NULL"
+
+[[sink]]
+from = "made"
+format = "parquet"
+options = {{ path = "{directory}/out" }}
+"""
+
+BROKEN_STEPS = """
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+from pyspark.sql import functions
+
+
+@dataclass
+class Suffix:
+    text: str
+
+    def after(self, text: str) -> str:
+        return text + self.text
+
+
+MARK = Suffix("!")
+
+
+@functions.udf("string")
+def shout(text):
+    return both(text.upper(), Suffix("?"))
+
+
+def both(text, suffix):
+    return suffix.after(MARK.after(text))
+
+
+def shouted(spark, views):
+    return views["flights"].withColumn("carrier", shout("carrier"))
+
+
+def kept(spark, views):
+    return views["flights"]
+
+
+def leave(spark, views):
+    sys.exit(0)
+
+
+def leave_at_once(spark, views):
+    exit()
+
+
+def interrupted(spark, views):
+    raise KeyboardInterrupt
+
+
+def sorts(spark, views):
+    return raises(min)
+
+
+def raises(what):
+    return what([])
+
+
+def silent(spark, views):
+    raise RuntimeError
+"""
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Callable[[str], Path]:
+    """Writes a plan whose step is that function of BROKEN_STEPS."""
+    (tmp_path / "steps.py").write_text(BROKEN_STEPS)
+    (tmp_path / "flights").mkdir()
+    (tmp_path / "flights" / "1.json").write_text('{"carrier": "a", "delay": 1}\n')
+
+    def write(function: str) -> Path:
+        path = tmp_path / "x.toml"
+        path.write_text(BROKEN.format(directory=tmp_path, function=function))
+        return path
+
+    return write
+
+
+@pytest.mark.spark
+def test_a_step_that_has_dataclasses_and_functions_of_its_own(broken, spark, tmp_path):
+    """Annotations are looked up in its module, and workers, which have no such module, run its functions."""
+    assert run_plan(broken("shouted"), spark=spark).written == {"made": 1}
+    assert pq.read_table(tmp_path / "out").to_pylist() == [{"carrier": "A!?", "delay": 1}]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("function", "at", "said"),
+    [
+        ("leave", "    sys.exit(0)", "called sys.exit(0)"),
+        ("leave_at_once", "    exit()", "called sys.exit()"),
+        ("sorts", "    return what(", ": ValueError: min() "),
+        ("silent", "    raise RuntimeError", ": RuntimeError"),
+    ],
+)
+def test_what_ends_a_step_is_told_with_its_line(broken, spark, tmp_path, capsys, function, at, said):
+    path = broken(function)
+    place = f"{path}:{line_of('python', path.read_text())}: steps.py:{function}, line {line_of(at, BROKEN_STEPS)}"
+    for look in (check_plan, run_plan):
+        with pytest.raises(PlanError) as caught:
+            look(path, spark=spark)
+        assert str(caught.value).startswith(f"{place}{'' if said.startswith(':') else ' '}{said}")
+        assert not str(caught.value).endswith(": ")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.spark
+def test_ctrl_c_in_a_step_is_no_error_of_it(broken, spark):
+    with pytest.raises(KeyboardInterrupt):
+        check_plan(broken("interrupted"), spark=spark)
+
+
+@pytest.mark.spark
+def test_the_row_that_breaks_a_rule_is_shown_with_its_nulls(broken, spark, tmp_path):
+    path = broken("kept")
+    (tmp_path / "flights" / "1.json").write_text('{"delay": 1}\n')
+    with pytest.raises(PlanError, match=r"'has a carrier' of made is broken by \{\"carrier\":null,\"delay\":1\}"):
+        run_plan(path, spark=spark)
+
+
+BODIES = """
+name = "bodies"
+
+[[source]]
+name = "bodies"
+stream = false
+schema = "id bigint, v double, at struct<x: int>, c string"
+[source.options]
+nsqd = "{nsqd}"
+topic = "{topic}"
+
+[[sink]]
+from = "bodies"
+format = "parquet"
+options = {{ path = "{directory}/out" }}
+"""
+
+
+@pytest.mark.spark
+def test_a_body_is_one_value_of_json_or_corrupt(spark, nsqd, topic, tmp_path):
+    """Whatever follows the first one, at which Spark would stop; the more so what fits a brace or a bracket of ours."""
+    whole: list[bytes] = [
+        b'{"id": 1}', b' {"id": 1}\r\n\t ', b'{"id": 1, "at": {"x": 1}, "l": [{}, [1]]}\n', b'{"id": 1, "t": "}{]["}',
+        b'{"id": 1, "v": NaN}', b"{'id': 1}", b'{"id": 1, "_": {"a": [1]}, "b": 5}', b'{"id": 1, "id": 1}',
+        b'{"id": 1, "c": "ab"}',
+    ]  # fmt: skip
+    corrupt: list[bytes] = [
+        b'{"id":1}garbage', b'{"id":1}{"id":2}', b'{"id":1}\n{"id":2}', b'{"id":1}]x', b'{"id":1}}', b'{"id":1}}x',
+        b'{"id":1},"b":2', b'{"id":1}, "b": {"id":2}', b'{"id":1},{"id":2}', b'{"id":1},', b',{"id":1}', b'{"id":1}]',
+        b'{"at":{"x":1}} }', b'{"id":1', b'garbage{"id":1}', b"}", b"5", b"[1]", b'[{"id":1}]', b'{"id":1},""]',
+        b" ",
+    ]  # fmt: skip
+    mixed, bytes_behind = b'{"id": "x", "v": 2}', b'{"id":1} \xff\xfe'
+    nsqd.publish(topic, [*whole, *corrupt, mixed, bytes_behind])
+    plan = tmp_path / "x.toml"
+    plan.write_text(BODIES.format(nsqd=nsqd.address, topic=topic, directory=tmp_path))
+    run_plan(plan, spark=spark)
+    found = {row["body"]: row["json"] for row in pq.read_table(tmp_path / "out").to_pylist()}
+    assert {(found[body]["id"], found[body]["_corrupt_record"]) for body in whole} == {(1, None)}
+    assert (found[whole[2]]["at"], found[whole[-1]]["c"]) == ({"x": 1}, "ab")
+    nothing = {"id": None, "v": None, "at": None, "c": None}
+    assert {body: found[body] for body in corrupt} == {
+        body: {**nothing, "_corrupt_record": body.decode()} for body in corrupt
+    }
+    assert found[mixed] == {**nothing, "v": 2.0, "_corrupt_record": mixed.decode()}, "what fits is there"
+    assert (found[bytes_behind]["id"], found[bytes_behind]["_corrupt_record"]) == (None, '{"id":1} \ufffd\ufffd')
+    named = plan.read_text().replace("c string", "_Corrupt_Record string").replace("/out", "/named")
+    plan.write_text(named)
+    run_plan(plan, spark=spark)
+    again = {row["body"]: row["json"] for row in pq.read_table(tmp_path / "named").to_pylist()}
+    assert again[corrupt[0]] == {"id": None, "v": None, "at": None, "_Corrupt_Record": corrupt[0].decode()}
+
+
 @pytest.mark.spark
 @pytest.mark.slow
 def test_topics_as_a_batch(plan, spark, nsqd, topic, tmp_path):
@@ -279,6 +478,17 @@ def test_a_dry_run_shows_and_writes_nothing(plan, spark, tmp_path):
 
 
 @pytest.mark.spark
+def test_a_dry_run_shows_what_is_no_utf8(spark, nsqd, topic, tmp_path):
+    nsqd.publish(topic, [b"a\xff"])
+    path = tmp_path / "x.toml"
+    step = '[[step]]\nname = "texts"\nsql = "SELECT CAST(body AS STRING) AS text FROM bodies"\n\n[[sink]]'
+    text = BODIES.format(nsqd=nsqd.address, topic=topic, directory=tmp_path).replace("[[sink]]", step)
+    path.write_text(text.replace('from = "bodies"', 'from = "texts"'))
+    plan = read_plan(path)
+    assert [*flow._Build(plan, spark, plan.sinks[0], 20).show()][1] == "  {'text': 'a\ufffd'}"
+
+
+@pytest.mark.spark
 @pytest.mark.slow
 def test_a_dry_run_of_some_of_many_messages_is_quiet(plan, nsqd, topic):
     """No worker finds that Spark has closed its connection before it was done."""
@@ -307,6 +517,10 @@ def test_a_dry_run_of_some_of_many_messages_is_quiet(plan, nsqd, topic):
         ("SELECT carrier AS body", "SELECT carrier", 'format = "nsq"', "there must be a column body"),
         ('format = "parquet"', 'format = "parqet"', 'format = "parqet"', "Failed to find the data source: parqet"),
         ("schema =", 'format = "nsqq"\nschema =', "[source.options]", "Failed to find the data source: nsqq"),
+        ("delay int", "delay int, Delay string", "schema =", "schema has two fields Delay"),
+        ("carrier string, delay int", "bigint", "schema =", "schema is a list of fields"),
+        ("delay int", "delay int, at array<struct<x: int, X: int>>", "schema =", "schema has two fields X"),
+        ("delay int", "delay inch", "schema =", "INCH"),
         ('path = "', 'paths = "', "[sink.options]", "format parquet needs the option path"),
         ('path = "', 'compression = "zsttd"\npath = "', 'format = "parquet"', "codec zsttd is not available"),
         ('format = "parquet"', 'format = "text"', 'format = "text"', "only a single column"),
@@ -495,8 +709,7 @@ def test_a_batch_into_the_directory_of_a_stream(spark, tmp_path):
         batch(mode)
         refused_at(plan, "path =", "a stream has written there, and Spark reads the files alone that _spark_met", spark)
     batch("errorifexists")
-    with pytest.raises(PlanError, match="already exists"):
-        run_plan(plan, spark=spark)
+    refused_at(plan, "mode =", "out already exists, and the mode is errorifexists", spark)
     batch("ignore")
     assert run_plan(plan, spark=spark).written == {"numbers": 0}
     assert spark.read.parquet(str(tmp_path / "out")).count() == 1
@@ -542,6 +755,38 @@ def test_a_stream_into_a_directory_that_has_files(spark, tmp_path):
 
 
 @pytest.mark.spark
+def test_places_where_nothing_can_be_written(spark, tmp_path, monkeypatch):
+    """A check says it, and makes nothing; a run does before it claims the checkpoint."""
+    plan, file = stream_of("first", tmp_path), tmp_path / "file"
+    file.touch()
+    text, out, place = plan.read_text(), f'path = "{tmp_path}/out"', f'checkpoint = "{tmp_path}/first"'
+    for old, new, line, said in (
+        (out, f'path = "{file}"', "path =", f"{file} is a file: name another directory"),
+        (out, f'path = "{file}/within/it"', "path =", f"{file} is a file: name"),
+        (out, 'path = "/proc/nope"', "path =", "/proc .*: name another directory"),
+        (place, 'checkpoint = "/proc/nope"', "checkpoint =", "/proc .*; name a directory of this pipeline alone"),
+    ):
+        assert old in text
+        plan.write_text(text.replace(old, new, 1))
+        refused_at(plan, line, said, spark)
+    second = stream_of("second", tmp_path)
+    batch = as_batch(second)
+    batch("append")
+    batched = second.read_text().replace(out, f'path = "{file}"')
+    second.write_text(batched)
+    refused_at(second, "path =", f"{file} is a file", spark)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda *_: False)
+        plan.write_text(text)
+        refused_at(plan, "checkpoint =", f"{tmp_path} cannot be written to; name", spark)
+    assert not (tmp_path / "first").exists() and not (tmp_path / "out").exists()
+    second.write_text(batched.replace('mode = "append"', 'mode = "ignore"'))
+    assert check_plan(second, spark=spark), "what is there is left as it is"
+    second.write_text(batched.replace('mode = "append"', 'mode = "overwrite"'))
+    assert run_plan(second, spark=spark).written == {"numbers": 1}, "and is replaced"
+
+
+@pytest.mark.spark
 def test_two_sinks_with_one_directory(spark, tmp_path):
     plan = stream_of("first", tmp_path)
     (tmp_path / "link").symlink_to(tmp_path / "out")
@@ -551,6 +796,34 @@ def test_two_sinks_with_one_directory(spark, tmp_path):
         more = f'[[sink]]\nname = "again"\nfrom = "numbers"\nformat = "json"\noptions = {{ path = "{path}" }}\n'
         plan.write_text(f"{text}\n{more}")
         refused_at(plan, f'options = {{ path = "{path}"', "sink numbers writes to this directory", spark)
+
+
+@pytest.mark.spark
+def test_a_sink_does_not_remove_what_another_one_has_written(spark, tmp_path):
+    plan = stream_of("first", tmp_path)
+    streamed = plan.read_text()
+    as_batch(plan)("append")
+    batched = plan.read_text()
+    more = '\n[[sink]]\nname = "again"\nfrom = "{}"\nformat = "json"\nmode = "overwrite"\n{}\n'
+    beside = f'''
+        [[source]]
+        name = "beside"
+        format = "json"
+        schema = "number bigint"
+        options = {{ path = "{tmp_path}/first-in" }}
+    '''
+    within, around = f'options = {{ path = "{tmp_path}/out/b" }}', f'options = {{ path = "{tmp_path}/x/.." }}'
+    for text, view, path in (
+        (batched, "numbers", f'options = {{ path = "{tmp_path}/out" }}'),
+        (batched, "numbers", around),
+        (streamed + beside, "beside", around),
+    ):
+        plan.write_text(text + more.format(view, path))
+        refused_at(plan, path, "sink numbers writes to .*/out, which mode overwrite would remove", spark)
+    dynamic = around.replace(" }", ', partitionOverwriteMode = "DYNAMIC" }')
+    for path in (within, dynamic):
+        plan.write_text(batched + more.format("numbers", path))
+        assert check_plan(plan, spark=spark), "nothing of the other one is removed"
 
 
 @pytest.mark.spark
@@ -623,6 +896,9 @@ def line_of(text: str, whole: str) -> int:
         ('name = "flights"\ncheckpoint', 'nam = "flights"\ncheckpoint', "nam =", "there is no nam; did you mean name"),
         ("[[step]]\nname", "[[step]\nname", "[[step]", "it is no TOML: "),
         ('checkpoint = "', 'trigger = "5 parsecs"\ncheckpoint = "', "trigger", "trigger is"),
+        ('checkpoint = "', 'trigger = "0.5ms"\ncheckpoint = "', "trigger", "trigger is of whole milliseconds"),
+        ('checkpoint = "', 'trigger = "9999999999999h"\ncheckpoint = "', "trigger", "and at most 8784h; not '9999"),
+        ('checkpoint = "', f'trigger = "{"9" * 5000}h"\ncheckpoint = "', "trigger", "trigger is"),
         ('checkpoint = "x"', "", "", "checkpoint, a directory of this pipeline alone"),
         ("schema =", "shema =", "shema", "[[source]] has no shema; did you mean schema"),
         ('of = "late"', 'of = "lates"', 'of = "lates"', "there is no view lates; there is flights, late, "),
@@ -634,7 +910,18 @@ def line_of(text: str, whole: str) -> int:
         ('format = "parquet"', 'form = "nsq"', "form =", "[[sink]] has no form"),
         ('python = "steps.py:shouted"', "", "", "step shouted needs either sql or python"),
         ('path = "', 'checkpointLocation = "', "[sink.options]", "say checkpoint once"),
-        ("topic = ", "topic = [1]\n#", "[source.options]", "options: topic is a text, a number"),
+        ("topic = ", "topic = [1]\n#", "topic = [1]", "options: topic is a text, a number"),
+        ("[source.options]", "options = 5\n[spark.conf]", "options = 5", "options is a table, [source.options]"),
+        ("[[source]]", "[spark]\nconf = 5\n[[source]]", "conf = 5", "conf is a table, [spark.conf]"),
+        ("[[source]]", '[spark]\nconf = { x = "1" }\n[[source]]', "conf = {", "x: names of Spark settings begin with"),
+        ("[[source]]", "[spark]\nmasters = 5\n[[source]]", "masters", "[spark] has no masters; did you mean master"),
+        ("[[source]]", "spark = 5\n[[source]]", "spark = 5", "spark is a table, [spark]"),
+        ('[[source]]\nname = "flights"', '[["source"]]\nnam = "flights"', "nam =", "[[source]] has no nam"),
+        ('schema = "', 'watermark = 5\nschema = """\\\n[x]\n" \\""" """ # " \n#"', "watermark = 5", "watermark is ["),
+        ('schema = "', "schema = '''x\n[x]\ny = 1'''\nstream = 5\n#", "stream = 5", "stream is true or false"),
+        ("schema =", "#  it's \"\"\" here and ''' here\nshema =", "shema =", "[[source]] has no shema"),
+        ("schema =", '"sh\\u0065ma" =', '"sh', "[[source]] has no shema"),
+        ("name = ", "x = " + 5000 * "[" + 5000 * "]" + "\nname = ", "", "nested too deeply"),
         ('name = "below an hour"', 'name = "is JSON" # 2', 'name = "is JSON" # 2', "there are two rules 'is JSON'"),
     ],
 )  # fmt: skip
@@ -647,6 +934,91 @@ def test_what_the_file_may_say(tmp_path, old, new, line, said):
         read_plan(path)
     number = f"{line_of(line, path.read_text())}: " if line else ""
     assert str(caught.value).startswith(f"{path}:") and f":{number}" in str(caught.value) and said in str(caught.value)
+
+
+def test_sources_in_an_array_have_lines(tmp_path):
+    path = tmp_path / "x.toml"
+    path.write_text(
+        'name = "x"\nsource = [{ name = "a" },\n  { name = "b", options = { x = """\n""", topic = [1] } }]\n'
+    )
+    with pytest.raises(PlanError, match=":4: options: topic is a text"):
+        read_plan(path)
+    path.write_text(path.read_text().replace('name = "b"', 'schema = "x int"'))
+    with pytest.raises(PlanError, match=r":3: \[\[source\]\] needs name"):
+        read_plan(path)
+
+
+ODD = '''
+name = "a" # """ and " in a comment
+[spark.conf]
+"spark.x" = "1"
+[spark]
+jvm = """
+[[source]]
+b = 1 \\""" ""\\
+"""""
+'k' = \'\'\'x
+= \'\'\'
+[["source"]]
+name = 'a\\'
+"na\\u006de2" = 1.5
+at = 1979-05-27 07:32:00
+l = [ [1, 2], ["]", "#"], # c ]
+  { x = 1,   y.z = [
+  { q = 1 } ] },
+]
+[source . options]
+a.b.c = 1
+a.b.d = {}
+[[ source ]]
+[source.options]
+topic = [1]
+[[source.deep]]
+[[source.deep]]
+x = "\\u2028\N{LINE SEPARATOR}"
+[[step]]
+name = ""
+'''
+
+
+def paths_of(value: object, path: KeyPath = ()) -> Iterator[KeyPath]:
+    """All that has a line: keys, and tables in arrays."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield (*path, name)
+            yield from paths_of(each, (*path, name))
+    elif isinstance(value, list):
+        for number, each in enumerate(value):
+            if isinstance(each, dict):
+                yield (*path, number)
+            yield from paths_of(each, (*path, number))
+
+
+def test_where_the_keys_of_an_odd_file_are():
+    found = lines_of_keys(ODD, 10)
+    assert set(found) == {*paths_of(tomllib.loads(ODD))}
+    lines = ODD.split("\n")
+    for path, line in found.items():
+        if isinstance(path[-1], str) and path[-1] not in ("source", "spark", "name2", "deep", "step"):
+            assert path[-1] in lines[line - 1], path
+    assert {path: found[path] for path in found if path[-1] in ("source", "spark", "deep", "name2", 0, 1, 2)} == {
+        ("spark",): 5, ("source",): 12, ("source", 0): 12, ("source", 0, "name2"): 14, ("source", 0, "l", 2): 17,
+        ("source", 0, "l", 2, "y", "z", 0): 18, ("source", 1): 23, ("source", 1, "deep"): 26,
+        ("source", 1, "deep", 0): 26, ("source", 1, "deep", 1): 27, ("step", 0): 29,
+    }  # fmt: skip
+    assert lines_of_keys(ODD, 3) == {path: line for path, line in found.items() if len(path) <= 3}
+    assert lines_of_keys(ODD.replace("\n", "\r\n"), 10) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "milliseconds"), [("1.5m", 90_000), ("0.25 h", 900_000), ("0s", 0), ("250ms", 250), ("8784h", 31622400000)]
+)
+def test_how_often_in_whole_milliseconds(tmp_path, text, milliseconds):
+    """Spark takes no fraction of a minute."""
+    path = tmp_path / "x.toml"
+    whole = WHOLE.format(nsqd="127.0.0.1:4150", topic="t", directory="x")
+    path.write_text(whole.replace('checkpoint = "', f'trigger = "{text}"\ncheckpoint = "'))
+    assert read_plan(path).trigger == {"processingTime": f"{milliseconds} milliseconds"}
 
 
 def test_the_file_of_the_page_is_one(tmp_path):

@@ -27,6 +27,11 @@ def test_the_next_command_can_be_pasted(
         (["--declarative"], "name one directory"),
         (["DIRECTORY"], "say --declarative"),
         (["--declarative", "DIRECTORY", "--topic=t", "--to-topic=t"], "that is the topic itself"),
+        (["--declarative", "DIRECTORY", '--topic=h"d'], "--topic: topic name 'h\"d' is not valid"),
+        (["--declarative", "DIRECTORY", "--to-topic=a b"], "--to-topic: topic name 'a b' is not valid"),
+        (["--declarative", "DIRECTORY", "--topic=_log"], "topic='_log' is not allowed"),
+        (["--declarative", "DIRECTORY", "--nsqd=nowhere"], "nsqd='nowhere' is not allowed"),
+        (["DIRECTORY", '--topic=h"d'], "say --declarative"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], reason: str):

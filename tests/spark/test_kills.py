@@ -26,6 +26,7 @@ TRIES_MAX = 3
 """Times that a fault is made to happen until it meets a micro-batch in flight: that may end a moment before."""
 
 
+@pytest.mark.long
 @pytest.mark.timeout(2 * SPARK_PATIENCE_S)
 def test_each_message_once_in_three_outputs(tmp_path: Path):
     run = Run(tmp_path / "run", seed=1, stopped_max_s=3)

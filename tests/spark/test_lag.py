@@ -161,8 +161,8 @@ def test_checkpoints_that_say_nothing(nsqd, tmp_path):
         make(place)
         with pytest.raises(NoCheckpoint, match=words):
             lag(place, nsqd=nsqd.address)
-    newer = checkpoint(tmp_path / "newer", [{"_log": 3, "t": {"0/00000000000000aa": 1}}])
-    with pytest.raises(BadCheckpoint, match="form 3"):
+    newer = checkpoint(tmp_path / "newer", [{"_log": 4, "t": {"0/00000000000000aa": 1}}])
+    with pytest.raises(BadCheckpoint, match="form 4"):
         lag(newer, nsqd=nsqd.address)
     (newer / "offsets" / "0").write_text("v9\n{}\n")
     with pytest.raises(BadCheckpoint, match="v9"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -355,6 +356,307 @@ def test_the_table_itself_knows_its_logs(fake, tmp_path, kind):
             archive(tmp_path, **given)
     archive(tmp_path, failOnDataLoss="false", **given)
     assert archive(tmp_path, **given).rows == 0
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_table_that_is_taken_back_to_an_earlier_version(fake, tmp_path, kind, caplog):
+    """The marks stay where they were, so what the table lacks is told, and archived again when that is wanted."""
+    logs = [fake.topic("a", numbered(1, 11))]
+    given: dict[str, Any] = {"nsqd": fake.address, "topics": "a,b", "format": kind}
+    archive(tmp_path, **given | {"topics": "a"})
+    before = [version(kind, tmp_path)]
+    logs.append(fake.topic("b", numbered(1, 6)))
+    archive(tmp_path, **given)
+    before.append(version(kind, tmp_path))
+    logs[0].append(numbered(11, 21))
+    archive(tmp_path, **given)
+    changed_by_others(kind, tmp_path)
+    for back, lost in ((before[1], {"a": 11}), (before[0], {"a": 11, "b": 0})):
+        take_back(kind, tmp_path, back)
+        logs[0].append(numbered(logs[0].end, logs[0].end + 5))
+        is_there = read(kind, tmp_path)
+        for _ in range(2):
+            with pytest.raises(
+                TableError, match=r"it was taken back to an earlier version: of a/0/.* the rows 11 to"
+            ) as told:
+                archive(tmp_path, **given)
+            assert ("; 1 more like it" in str(told.value)) == (len(lost) > 1)
+        assert read(kind, tmp_path) == is_there
+        archive(tmp_path, failOnDataLoss="false", **given)
+        ends = {topic: min(end for _, end in found) for topic, found in told_ends(caplog).items()}
+        assert ends == {topic: max(end, 1) for topic, end in lost.items()}
+        caplog.clear()
+        assert archive(tmp_path, **given).rows == 0, "it was told once"
+        expected = [("a", 0, n, b"%d" % n) for n in range(1, logs[0].end)] + [
+            ("b", 0, n, b"%d" % n) for n in range(1, 6)
+        ]
+        assert read(kind, tmp_path) == expected
+    del fake.logs["b"]
+    with pytest.raises(LogGone, match=r"topic 'b'.* up to 6"):
+        archive(tmp_path, **given)
+
+
+def told_ends(caplog: pytest.LogCaptureFixture) -> dict[str, list[tuple[int, int]]]:
+    """Return by topic from where to where rows were told to be missing, and where it goes on."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for record in caplog.records:
+        if "was taken back" in record.message:
+            words = re.search(r"of (\w)/0/\w+ the rows (\d+) to .*; going on at (\d+)", record.message)
+            assert words is not None, record.message
+            found.setdefault(words[1], []).append((int(words[2]), int(words[3])))
+    return found
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_table_that_is_taken_back_while_it_is_written_to(fake, tmp_path, kind):
+    log = fake.topic("t", numbered(1, 11))
+    given: dict[str, Any] = {"nsqd": fake.address, "topic": "t", "format": kind}
+    archive(tmp_path, **given)
+    first = version(kind, tmp_path)
+    log.append(numbered(11, 21))
+    archive(tmp_path, **given)
+    writing, name = table(kind, tmp_path), f"t/0/{log.log_id}"
+    writing.add([], {name: Mark(21, 22)})
+    take_back(kind, tmp_path, first)
+    for _ in range(2):
+        with pytest.raises(TableError, match=r"the rows 11 to 22 .* One run with failOnDataLoss=false") as told:
+            writing.add([], {name: Mark(22, 30)})
+        assert told.value.is_unchanged
+    assert writing.all_marks() == {name: 22}
+    writing.settle({name: Mark(22, 11)})
+    writing.add([], {name: Mark(11, 30)})
+    assert writing.all_marks() == {name: 30}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_table_that_is_taken_back_and_lacks_nothing(fake, tmp_path, kind):
+    """What somebody else had changed is undone, or a history is gone that would tell."""
+    log = fake.topic("t", numbered(1, 11))
+    given: dict[str, Any] = {"nsqd": fake.address, "topic": "t", "format": kind}
+    archive(tmp_path, **given)
+    first = version(kind, tmp_path)
+    log.append(numbered(11, 21))
+    archive(tmp_path, **given)
+    second = version(kind, tmp_path)
+    changed_by_others(kind, tmp_path)
+    assert read(kind, tmp_path) == []
+    take_back(kind, tmp_path, second)
+    log.append(numbered(21, 31))
+    assert archive(tmp_path, **given).rows == 10
+    assert read(kind, tmp_path) == [("t", 0, n, b"%d" % n) for n in range(1, 31)]
+    take_back(kind, tmp_path, first)
+    forget_history(kind, tmp_path)
+    told = table(kind, tmp_path)
+    assert told.taken_back(told.all_marks()) == ({} if kind == "delta" else {f"t/0/{log.log_id}": 11})
+
+
+def test_a_delta_table_that_is_taken_back_to_a_time_or_without_a_history(fake, tmp_path, caplog):
+    """Where rows end that cannot be told apart is not guessed: nothing is doubled, and it is said."""
+    log = fake.topic("t", numbered(1, 11))
+    given: dict[str, Any] = {"nsqd": fake.address, "topic": "t", "format": "delta"}
+    archive(tmp_path, **given)
+    log.append(numbered(11, 21))
+    archive(tmp_path, **given)
+    take_back("delta", tmp_path, 1)
+    by_a_time(tmp_path)
+    with pytest.raises(TableError, match=r"below 21 are not in it any more, and from where on .* goes on behind that"):
+        archive(tmp_path, **given)
+    log.append(numbered(21, 26))
+    assert archive(tmp_path, failOnDataLoss="false", **given).rows == 5
+    assert "from where on its history does not say; going on at 21" in caplog.text
+    assert archive(tmp_path, **given).rows == 0
+    assert [n for _, _, n, _ in read("delta", tmp_path)] == [*range(1, 11), *range(21, 26)]
+
+
+@pytest.mark.parametrize("change", ["delete", "compact", "set"])
+def test_a_delta_table_whose_owner_undoes_a_change_by_a_time(fake, tmp_path, change):
+    """Files that the archive added last are there again, or still: nothing of it was taken back."""
+    log = fake.topic("t", numbered(1, 11))
+    given: dict[str, Any] = {"nsqd": fake.address, "topic": "t", "format": "delta"}
+    archive(tmp_path, **given)
+    log.append(numbered(11, 21))
+    archive(tmp_path, **given)
+    before = version("delta", tmp_path)
+    if change == "delete":
+        delta_table(tmp_path).delete('"offset" > 15')
+    elif change == "compact":
+        delta_table(tmp_path).optimize.compact()
+    else:
+        delta_table(tmp_path).alter.set_table_properties({"delta.logRetentionDuration": "interval 40 days"})
+    take_back("delta", tmp_path, before)
+    by_a_time(tmp_path)
+    log.append(numbered(21, 26))
+    assert archive(tmp_path, **given).rows == 5
+    assert [n for _, _, n, _ in read("delta", tmp_path)] == list(range(1, 26))
+
+
+def by_a_time(directory: Path) -> None:
+    """Make the last commit of a Delta table one that restored what there was at a time."""
+    commit = sorted((directory / "_delta_log").glob("*.json"))[-1]
+    text, count = re.subn(r'\{"version":"\d+"\}', '{"datetime":"1796056487277"}', commit.read_text())
+    assert count == 1
+    commit.write_text(text)
+
+
+@pytest.mark.parametrize("how", ["tag", "branch", "nothing"])
+def test_an_iceberg_table_whose_owner_keeps_an_old_snapshot_and_expires_others(fake, tmp_path, how):
+    """The chain of parents ends where one has expired, which is not where the table begins: nothing was taken back."""
+    logs = {topic: fake.topic(topic, numbered(1, 11)) for topic in "abc"}
+    given: dict[str, Any] = {"nsqd": fake.address, "topics": "a,b,c", "format": "iceberg"}
+    archive(tmp_path, **given)
+    kept = version("iceberg", tmp_path)
+    changes = catalog_of(tmp_path).load_table(TABLE).manage_snapshots()
+    if how == "tag":
+        changes.create_tag(kept, "audit").commit()
+    elif how == "branch":
+        changes.create_branch(kept, "dev").commit()
+    writing, name = table("iceberg", tmp_path), f"a/0/{logs['a'].log_id}"
+    for topic in "bc":
+        catalog_of(tmp_path).load_table(TABLE).delete(f"topic = '{topic}'")
+    heads = {each.snapshot_id for each in catalog_of(tmp_path).load_table(TABLE).refs().values()}
+    expire(tmp_path, {each.snapshot_id for each in catalog_of(tmp_path).load_table(TABLE).snapshots()} - heads)
+    marks = writing.all_marks()
+    assert writing.taken_back(marks) == {}
+    writing.add([], {name: Mark(11, 12)})  # as an archive with --follow does, which asks each time
+    writing.settle({name: Mark(12, 11)})
+    logs["a"].append(numbered(11, 14))
+    assert archive(tmp_path, **given).rows == 3
+    assert archive(tmp_path, failOnDataLoss="false", **given).rows == 0
+    assert read("iceberg", tmp_path) == [("a", 0, n, b"%d" % n) for n in range(1, 14)]
+
+
+def test_an_iceberg_table_that_is_taken_back_and_whose_older_snapshots_expired(fake, tmp_path, caplog):
+    """That it was taken back is known, from where on is not: no row that is there is archived again."""
+    log = fake.topic("t", numbered(1, 11))
+    fake.topic("u", numbered(1, 6))
+    given: dict[str, Any] = {"nsqd": fake.address, "topics": "t,u", "format": "iceberg"}
+    archive(tmp_path, **given)
+    catalog_of(tmp_path).load_table(TABLE).delete("topic = 'u'")
+    now = version("iceberg", tmp_path)
+    older = {each.snapshot_id for each in catalog_of(tmp_path).load_table(TABLE).snapshots()} - {now}
+    log.append(numbered(11, 21))
+    archive(tmp_path, **given)
+    take_back("iceberg", tmp_path, now)
+    expire(tmp_path, older)
+    with pytest.raises(
+        TableError, match=r"rows of t/0/.* below 21 are not in it any more, and from where on .* goes on behind that"
+    ):
+        archive(tmp_path, **given)
+    log.append(numbered(21, 26))
+    assert archive(tmp_path, failOnDataLoss="false", **given).rows == 5
+    assert "from where on its history does not say; going on at 21" in caplog.text
+    assert archive(tmp_path, **given).rows == 0
+    assert [n for _, _, n, _ in read("iceberg", tmp_path)] == [*range(1, 11), *range(21, 26)]
+
+
+@pytest.mark.parametrize("is_source_gone", [False, True])
+def test_an_iceberg_table_that_is_taken_back_and_gets_the_archives_files_again(fake, tmp_path, is_source_gone):
+    """As Spark's ``cherrypick_snapshot`` adds them, without the marks."""
+    log = fake.topic("t", numbered(1, 11))
+    given: dict[str, Any] = {"nsqd": fake.address, "topic": "t", "format": "iceberg"}
+    archive(tmp_path, **given)
+    first = version("iceberg", tmp_path)
+    changed_by_others("iceberg", tmp_path)
+    log.append(numbered(11, 21))
+    archive(tmp_path, **given)
+    source = version("iceberg", tmp_path)
+    paths = [task.file.file_path for task in catalog_of(tmp_path).load_table(TABLE).scan().plan_files()]
+    take_back("iceberg", tmp_path, first)
+    catalog_of(tmp_path).load_table(TABLE).add_files(
+        paths, snapshot_properties={"source-snapshot-id": str(source)}, check_duplicate_files=False
+    )
+    if is_source_gone:
+        expire(tmp_path, {source})
+    log.append(numbered(21, 26))
+    assert archive(tmp_path, **given).rows == 5
+    assert [n for _, _, n, _ in read("iceberg", tmp_path)] == list(range(1, 26))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_table_that_is_taken_back_and_then_forward(fake, tmp_path, kind):
+    """Rows that were given up come back: they are not archived beside themselves."""
+    log = fake.topic("t", numbered(1, 11))
+    given: dict[str, Any] = {"nsqd": fake.address, "topic": "t", "format": kind}
+    archive(tmp_path, **given)
+    first = version(kind, tmp_path)
+    log.append(numbered(11, 21))
+    archive(tmp_path, **given)
+    second = version(kind, tmp_path)
+    take_back(kind, tmp_path, first)
+    table(kind, tmp_path).settle({f"t/0/{log.log_id}": Mark(21, 11)})
+    if kind == "delta":
+        take_back(kind, tmp_path, second)
+    else:
+        catalog_of(tmp_path).load_table(TABLE).manage_snapshots().set_current_snapshot(second).commit()
+    with pytest.raises(TableError, match=r"the rows 11 to 21 \(exclusive\) are in it again.* goes on behind that"):
+        archive(tmp_path, **given)
+    log.append(numbered(21, 26))
+    assert archive(tmp_path, failOnDataLoss="false", **given).rows == 5
+    assert [n for _, _, n, _ in read(kind, tmp_path)] == list(range(1, 26))
+
+
+def test_a_delta_table_whose_owner_cleans_up_is_not_taken_back(fake, tmp_path):
+    """A RESTORE of what was compacted, VACUUM, and commits that a checkpoint replaces leave all rows as they are."""
+    log = fake.topic("t", numbered(1, 11))
+    given: dict[str, Any] = {"nsqd": fake.address, "topic": "t", "format": "delta"}
+    for upkeep in range(4):
+        archive(tmp_path, **given)
+        if upkeep == 1:
+            before = version("delta", tmp_path)
+            delta_table(tmp_path).optimize.compact()
+            take_back("delta", tmp_path, before)
+            delta_table(tmp_path).optimize.compact()
+            delta_table(tmp_path).vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
+        elif upkeep == 2:
+            delta_table(tmp_path).create_checkpoint()
+            for path in sorted((tmp_path / "_delta_log").glob("*.json"))[:-1]:
+                path.unlink()
+        log.append(numbered(log.end, log.end + 5))
+        told = table("delta", tmp_path)
+        assert told.taken_back(told.all_marks()) == {}
+    assert archive(tmp_path, failOnDataLoss="false", **given).rows == 5
+    assert [n for _, _, n, _ in read("delta", tmp_path)] == list(range(1, log.end))
+
+
+def version(kind: str, directory: Path) -> int:
+    """Return what :func:`take_back` takes a table back to."""
+    if kind == "delta":
+        return delta_table(directory).version()
+    found = catalog_of(directory).load_table(TABLE).current_snapshot()
+    assert found is not None
+    return found.snapshot_id
+
+
+def take_back(kind: str, directory: Path, to: int) -> None:
+    """Take a table back to a version, as its owner does."""
+    if kind == "delta":
+        delta_table(directory).restore(to)
+    else:
+        catalog_of(directory).load_table(TABLE).manage_snapshots().rollback_to_snapshot(to).commit()
+
+
+def changed_by_others(kind: str, directory: Path) -> None:
+    """Delete all rows, with a commit that says nothing of marks."""
+    if kind == "delta":
+        delta_table(directory).delete()
+    else:
+        catalog_of(directory).load_table(TABLE).delete()
+
+
+def forget_history(kind: str, directory: Path) -> None:
+    """Remove what tells of versions before the current one, as the formats' own upkeep does."""
+    if kind == "delta":
+        delta_table(directory).create_checkpoint()
+        for path in sorted((directory / "_delta_log").glob("*.json")):
+            path.unlink()
+        return
+    found = catalog_of(directory).load_table(TABLE)
+    expire(directory, {each.snapshot_id for each in found.snapshots()} - {found.metadata.current_snapshot_id})
+
+
+def expire(directory: Path, snapshots: set[int]) -> None:
+    """Remove snapshots of an Iceberg table, as its owner's upkeep does."""
+    catalog_of(directory).load_table(TABLE).maintenance.expire_snapshots().by_ids(sorted(snapshots)).commit()
 
 
 def table(kind: str, directory: Path) -> Table:

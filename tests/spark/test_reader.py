@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ from flintmq.errors import ConnectionFailed, DiscoveryError, NsqdError, OptionEr
 from flintmq.spark import retry
 from flintmq.spark.batch_reader import NsqReader
 from flintmq.spark.broker import POOL, NsqdConnection
-from flintmq.spark.errors import BadCheckpoint, DataLost, LogAway, LogTwice
+from flintmq.spark.errors import GONE, TAKEN_BACK_UNSEEN, BadCheckpoint, DataLost, LogAway, LogTwice
 from flintmq.spark.offsets import PartitionKey
 from flintmq.spark.options import SourceOptions
 from flintmq.spark.stream_reader import NsqStreamReader
@@ -631,7 +632,7 @@ def test_available_now_with_an_nsqd_that_is_away(nsqd):
 def test_a_partition_that_appears_later(nsqd):
     reader = stream(nsqd, startingOffsets="latest", channel="c")
     begun = reader.latestOffset(reader.initialOffset(), ALL)
-    assert text(begun) == '{"_log": 2}', "the checkpoint now says that the query has begun"
+    assert text(begun) == '{"_log": 3}', "the checkpoint now says that the query has begun"
     assert text(reader.latestOffset(begun, ALL)) == text(begun)
     nsqd.topic("t", numbered(1, 101))
     end = stream(nsqd, startingOffsets="latest", channel="c").latestOffset(begun, ALL)
@@ -821,7 +822,7 @@ def test_a_deleted_topic(nsqd):
     del nsqd.logs["t"]
     with pytest.raises(DataLost, match="no longer exists"):
         strict.latestOffset(here, ALL)
-    assert text(lenient.latestOffset(here, ALL)) == '{"_log": 2}', "what is gone for good leaves the offsets"
+    assert text(lenient.latestOffset(here, ALL)) == '{"_log": 3}', "what is gone for good leaves the offsets"
     now = stream(nsqd)
     now.prepareForTriggerAvailableNow()
     with pytest.raises(DataLost, match="no longer exists"):
@@ -877,6 +878,38 @@ def test_retention_overtakes_a_slow_query(nsqd):
     assert offsets_read(lenient, lenient.partitions(here, end)) == list(range(51, 61))
 
 
+def test_a_loss_that_is_forgiven_is_told_once_and_where_it_goes_on(nsqd, caplog):
+    """By the plan, or by the task that meets it; nobody is told to allow what is allowed."""
+    log = nsqd.topic("t", numbered(1, 101), batch=10)
+    clock = ManualClock()
+    given = options(nsqd, failOnDataLoss="false", minMessagesPerTrigger="45", maxTriggerDelay="60s")
+    reader = NsqStreamReader(given, clock)
+    here = first_end(reader, ReadMaxRows(20))
+    log.trim(61)
+    for _ in range(2):
+        assert text(reader.latestOffset(here, reader.getDefaultReadLimit())) == text(here), "it waits for more"
+    clock.advance(61)
+    end = reader.latestOffset(here, reader.getDefaultReadLimit())
+    tasks = pickle.loads(pickle.dumps(reader.partitions(here, end)))
+    log.trim(71)
+    assert offsets_read(reader, tasks) == list(range(71, 101))
+    told = [record.message for record in caplog.records if "are lost" in record.message]
+    assert [re.sub(".*: messages ", "", each) for each in told] == [
+        f"{start} to {end} (exclusive) are lost: retention has removed everything below {end}; going on at {end}"
+        for start, end in ((21, 61), (61, 71))
+    ]
+    assert "failOnDataLoss" not in caplog.text
+
+
+def test_words_of_a_loss_that_is_forgiven():
+    away = DataLost("t", "n:1/0", 6, None, GONE)
+    assert away.forgiven() == f"topic 't', n:1/0: messages from 6 are lost: {GONE}; going on without that log"
+    unseen = DataLost("t", "n:1/0", 6, 11, f"{TAKEN_BACK_UNSEEN}; the log has ended at 6")
+    assert unseen.forgiven(6).endswith(
+        "going on at 6; a later run with this checkpointLocation may skip what is stored up to 11: begin with a new one"
+    )
+
+
 def test_an_end_that_went_back_is_waited_for(nsqd):
     log = nsqd.topic("t", numbered(1, 101), batch=10)
     clock = ManualClock()
@@ -898,6 +931,195 @@ def test_an_end_that_went_back_is_waited_for(nsqd):
     back = lenient.latestOffset(here, ALL)
     assert at(back, nsqd) == 81
     assert lenient.partitions(here, back) == []
+
+
+def taken_back(log: FakeLog, end: int, new: int) -> None:
+    """Let a log have what a copy of before had, and ``new`` messages that were published since."""
+    assert any(batch[1] == end for batch in log.batches)
+    log.batches = [batch for batch in log.batches if batch[1] <= end]
+    log.end = end
+    if new:
+        log.append(numbered(1, new + 1))
+
+
+def read_on(reader: NsqStreamReader, here: dict) -> tuple[list[int], dict]:
+    """What a query reads until there is nothing new, and where it is then."""
+    found: list[int] = []
+    while text(end := reader.latestOffset(here, reader.getDefaultReadLimit())) != text(here):
+        found += offsets_read(reader, reader.partitions(here, end))
+        here = end
+    return found, here
+
+
+def test_messages_that_were_taken_back_are_not_forgotten_when_their_numbers_are_given_again(nsqd, caplog):
+    """The data directory was restored from a backup: what is published then is neither skipped nor taken for old."""
+    log = nsqd.topic("t", numbered(1, 101), batch=10)
+    strict, lenient = stream(nsqd), stream(nsqd, failOnDataLoss="false")
+    here = first_end(strict)
+    taken_back(log, 81, 5)
+    for reader in (strict, lenient):
+        assert text(reader.latestOffset(here, ALL)) == text(here)
+    words = "t %s/0 ends at 86, and was read up to 101: messages were taken back (restored from a backup?)"
+    assert sum(record.message.startswith(words % nsqd.address) for record in caplog.records) == 2
+    nsqd.topic("t", numbered(1, 16))
+    assert text(strict.latestOffset(here, ALL)) == text(here), "as far as it was, and there is nothing new to read"
+    nsqd.topic("t", numbered(1, 11))
+    for _ in range(2):
+        with pytest.raises(DataLost, match=r"86 to 101 \(exclusive\) are lost: messages were taken back"):
+            strict.latestOffset(here, ALL)
+    found, end = read_on(lenient, here)
+    assert found == list(range(86, 111)), "from where the log was seen to end"
+    assert "the log has ended at 86; going on at 86" in caplog.text
+    nsqd.topic("t", numbered(1, 6))
+    assert read_on(lenient, end)[0] == list(range(111, 116))
+
+
+@pytest.mark.parametrize("new", [0, 5, 20], ids=["nothing new", "less", "as much"])
+def test_available_now_and_messages_that_were_taken_back(nsqd, new):
+    log = nsqd.topic("t", numbered(1, 101), batch=10)
+    here = first_end(stream(nsqd))
+    taken_back(log, 71, new)
+    strict, lenient = stream(nsqd, retries="2"), stream(nsqd, retries="2", failOnDataLoss="false")
+    strict.prepareForTriggerAvailableNow()
+    lenient.prepareForTriggerAvailableNow()
+    asked = nsqd.count("OFFSETS")
+    with pytest.raises(DataLost, match=rf"{71 + new} to 101 \(exclusive\) are lost: messages were taken back"):
+        strict.latestOffset(here, strict.getDefaultReadLimit())
+    assert nsqd.count("OFFSETS") == asked + 3, "for the times, and as often as the retries allow"
+    found, here = read_on(lenient, here)
+    assert found == []
+    assert at(here, nsqd) == 71 + new
+    nsqd.topic("t", numbered(1, 61))
+    later = stream(nsqd)
+    later.prepareForTriggerAvailableNow()
+    assert read_on(later, here)[0] == list(range(71 + new, 131 + new)), "what is published next is read"
+
+
+def test_available_now_and_a_log_that_grows_past_what_was_taken_back_while_it_is_looked_at(nsqd):
+    log = nsqd.topic("t", numbered(1, 101), batch=10)
+    here = first_end(stream(nsqd))
+    taken_back(log, 71, 5)
+    strict, lenient = stream(nsqd), stream(nsqd, failOnDataLoss="false")
+    for reader in (strict, lenient):
+        reader.prepareForTriggerAvailableNow()
+    nsqd.topic("t", numbered(1, 101))
+    with pytest.raises(DataLost, match=r"76 to 101"):
+        strict.latestOffset(here, strict.getDefaultReadLimit())
+    _, end = read_on(lenient, here)
+    assert at(end, nsqd) == 76, "up to what there was when the run began"
+    later = stream(nsqd)
+    later.prepareForTriggerAvailableNow()
+    assert read_on(later, end)[0] == list(range(76, 176))
+
+
+def test_many_logs_that_were_taken_back_are_waited_for_together(nsqd):
+    topics = [f"t{number}" for number in range(6)]
+    given = {"topics": ",".join(topics), "retries": "3", "failOnDataLoss": "false"}
+    for topic in topics:
+        nsqd.topic(topic, numbered(1, 101), batch=10)
+    here = first_end(stream(nsqd, **given))
+    for topic in topics:
+        taken_back(nsqd.logs[topic][0], 51, 0)
+    reader = stream(nsqd, **given)
+    reader.prepareForTriggerAvailableNow()
+    asked = nsqd.count("OFFSETS")
+    end = reader.latestOffset(here, reader.getDefaultReadLimit())
+    assert {at(end, nsqd, topic) for topic in topics} == {51}
+    assert nsqd.count("OFFSETS") == asked + 4 * len(topics)
+
+
+def test_later_times_in_what_was_read_are_those_of_a_clock_that_was_set_back(nsqd):
+    """A new leader has kept more of the log: messages from before the clock was set back are there again."""
+    log = nsqd.topic("t", numbered(1, 11), batch=10)
+    log.append(numbered(1, 11), 1_700_000_009_000_000_000)
+    log.append(numbered(1, 11))
+    before = log.batches[:]
+    log.trim(21)
+    here = first_end(stream(nsqd))
+    assert here["_times"] == {"t": {label(nsqd): 1_700_000_000_000_000_000}}
+    log.start, log.batches = 1, before
+    for reader in (stream(nsqd), stream(nsqd)):
+        assert text(reader.latestOffset(here, ALL)) == text(here)
+    log.append(numbered(1, 6), 1_700_000_010_000_000_000)
+    assert read_on(stream(nsqd), here)[0] == list(range(31, 36))
+
+
+def test_a_look_that_is_dropped_has_compared_nothing(nsqd, monkeypatch):
+    """A partition has no leader at first: nsqd is asked anew, and for the times as well."""
+    log = nsqd.topic("t", numbered(1, 101), batch=10)
+    nsqd.topic("u", numbered(1, 11))
+    given = {"topics": "t,u", "retries": "5"}
+    here = first_end(stream(nsqd, **given))
+    taken_back(log, 81, 0)
+    log.append(numbered(1, 41), 1_700_000_001_000_000_000)
+    reader = stream(nsqd, **given)
+    reader.prepareForTriggerAvailableNow()
+    look_once = reader._surveyor._look_once
+    dropped: list[object] = []
+
+    def unled_at_first(*arguments):
+        survey = look_once(*arguments)
+        if not dropped:
+            dropped.append(survey)
+            survey.unled[PartitionKey("u", 1, "00000000000000aa")] = "no node leads it"
+        return survey
+
+    monkeypatch.setattr(reader._surveyor, "_look_once", unled_at_first)
+    with pytest.raises(DataLost, match=r"81 to 101 \(exclusive\) are lost: messages were taken back"):
+        reader.latestOffset(here, reader.getDefaultReadLimit())
+    assert dropped
+
+
+def test_an_nsqd_of_a_release_before_that_tells_no_times(nsqd):
+    """What was read meanwhile is later than the last time that was told, and nothing was taken back."""
+    log = nsqd.topic("t", numbered(1, 101), batch=10)
+    here = first_end(stream(nsqd))
+    nsqd.tells_max_timestamp = False
+    assert text(stream(nsqd).latestOffset(here, ALL)) == text(here), "the time is of use as long as nothing is read"
+    log.append(numbered(1, 11), 1_700_000_001_000_000_000)
+    end = stream(nsqd).latestOffset(here, ALL)
+    assert (at(end, nsqd), end.get("_times")) == (111, None)
+    nsqd.tells_max_timestamp = True
+    assert text(stream(nsqd).latestOffset(end, ALL)) == text(end)
+    log.append(numbered(1, 11), 1_700_000_000_500_000_000)
+    end = stream(nsqd).latestOffset(end, ALL)
+    assert (at(end, nsqd), end["_times"]["t"][label(nsqd)]) == (121, 1_700_000_001_000_000_000), "the latest of all"
+
+
+@pytest.mark.parametrize("trigger", ["stream", "availableNow"])
+def test_a_log_that_has_grown_past_what_was_taken_back_before_anybody_looks(nsqd, trigger):
+    log = nsqd.topic("t", numbered(1, 101), batch=10)
+    here = first_end(stream(nsqd))
+    taken_back(log, 81, 0)
+    log.append(numbered(1, 41), 1_700_000_001_000_000_000)
+    strict, lenient = stream(nsqd), stream(nsqd, failOnDataLoss="false")
+    for reader in (strict, lenient) if trigger == "availableNow" else ():
+        reader.prepareForTriggerAvailableNow()
+    with pytest.raises(DataLost, match=r"81 to 101 \(exclusive\) are lost: messages were taken back"):
+        strict.latestOffset(here, strict.getDefaultReadLimit())
+    found, end = read_on(lenient, here)
+    assert found == list(range(81, 121)), "each that was published since, once"
+    assert read_on(stream(nsqd), end) == ([], end), "and nothing is told of it again"
+
+
+def test_a_channel_that_begins_behind_the_end_that_was_seen(nsqd, monkeypatch):
+    """Publishing goes on between asking where a log ends and creating a channel there: nothing was taken back."""
+    log = nsqd.topic("t", numbered(1, 101))
+    reader = stream(nsqd, startingOffsets="latest", channel="c", retries="0")
+    ask, meanwhile = reader._surveyor.look, [numbered(1, 11)]
+
+    def look(*arguments, **named):
+        found = ask(*arguments, **named)
+        while meanwhile:
+            log.append(meanwhile.pop())
+        return found
+
+    monkeypatch.setattr(reader._surveyor, "look", look)
+    here = first_end(reader)
+    assert (at(here["_from"], nsqd), at(here, nsqd)) == (111, 111)
+    nsqd.topic("t", numbered(1, 6))
+    end = reader.latestOffset(here, ALL)
+    assert offsets_read(reader, reader.partitions(here, end)) == list(range(111, 116))
 
 
 def test_an_nsqd_that_is_away_does_not_hold_up_the_others(nsqd):
@@ -1003,15 +1225,18 @@ def test_a_checkpoint_of_before_goes_on_and_is_rewritten(nsqd):
     assert offsets_read(reader, reader.partitions({}, planned)) == list(range(1, 41))
     assert offsets_read(reader, reader.partitions(planned, before(61))) == list(range(41, 61))
     end = reader.latestOffset(before(61), ALL)
-    assert end == {"_log": 2, "t": {label(nsqd): 101}}
+    times = {"_times": {"t": {label(nsqd): 1_700_000_000_000_000_000}}}
+    assert end == {"_log": 3, "t": {label(nsqd): 101}, **times}
     assert offsets_read(reader, reader.partitions(before(61), end)) == list(range(61, 101))
     assert reader.latestOffset(before(101), ALL) == end, "it is rewritten at once"
     assert reader.partitions(before(101), end) == []
+    without_times = {"_log": 2, "t": {label(nsqd): 101}}
+    assert stream(nsqd).latestOffset(without_times, ALL) == end
 
 
 def test_a_checkpoint_of_a_later_release(nsqd):
-    with pytest.raises(BadCheckpoint, match="form 3"):
-        stream(nsqd).latestOffset({"_log": 3, "t": {"0/00000000000000a1": 5}}, ALL)
+    with pytest.raises(BadCheckpoint, match="form 4"):
+        stream(nsqd).latestOffset({"_log": 4, "t": {"0/00000000000000a1": 5}}, ALL)
 
 
 def test_an_nsqd_that_stays_away_is_left_behind_by_every_trigger_that_may(nsqd):
@@ -1167,6 +1392,64 @@ def test_who_was_the_leader_and_does_not_know(cluster):
     cluster.nodes[0].logs["t"].append(late)
     reader = NsqStreamReader(options(*cluster.nodes))
     assert first_end(reader)["t"][f"0/{late.log_id}"] == 111
+
+
+def behind(cluster: FakeCluster, number: int) -> FakeLog:
+    """Another node leads a partition and does not know yet that all its messages are confirmed."""
+    log = cluster.lead(number, cluster.nodes[0])
+    log.end -= 20
+    return log
+
+
+def test_a_leader_that_learns_later_how_far_it_is(cluster, caplog):
+    reader = NsqStreamReader(options(*cluster.nodes))
+    here = first_end(reader)
+    log = behind(cluster, 1)
+    assert text(reader.latestOffset(here, ALL)) == text(here)
+    log.end += 20
+    log.append(numbered(101, 111))
+    end = reader.latestOffset(here, ALL)
+    assert offsets_read(reader, reader.partitions(here, end)) == list(range(101, 111)), "none is lost or read twice"
+    told = [record.message for record in caplog.records if "/1 " in record.message]
+    assert len(told) == 2
+    assert "ends at 81, and was read up to 101: the leader of its partition may not know yet" in told[0]
+    assert "has ended at 81 and is beyond 101 again" in told[1] and "flintmq cluster status" in told[1]
+
+
+def test_available_now_waits_for_a_leader_that_does_not_know_how_far_it_is(cluster, monkeypatch):
+    here = first_end(NsqStreamReader(options(*cluster.nodes)))
+    log = behind(cluster, 1)
+    reader = NsqStreamReader(options(*cluster.nodes, retries="3"))
+    reader.prepareForTriggerAvailableNow()
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            log.end += 20
+            log.append(numbered(101, 111))
+
+    monkeypatch.setattr(retry.Retries.__init__, "__defaults__", (sleep,))
+    assert read_on(reader, here)[0] == list(range(101, 111))
+    assert len(pauses) == 2
+
+
+def test_available_now_and_a_leader_that_never_says_how_far_it_is(cluster):
+    """It is an error, as of a partition without a leader, and not called a loss; where it is forgiven, it waits."""
+    here = first_end(NsqStreamReader(options(*cluster.nodes)))
+    log = behind(cluster, 1)
+    strict = NsqStreamReader(options(*cluster.nodes, retries="2"))
+    strict.prepareForTriggerAvailableNow()
+    with pytest.raises(LogAway, match=r"it ends at 81, and was read up to 101: the leader of its partition may not"):
+        strict.latestOffset(here, strict.getDefaultReadLimit())
+    lenient = NsqStreamReader(options(*cluster.nodes, retries="2", failOnDataLoss="false"))
+    lenient.prepareForTriggerAvailableNow()
+    assert text(lenient.latestOffset(here, lenient.getDefaultReadLimit())) == text(here)
+    log.end += 20
+    log.append(numbered(101, 111))
+    later = NsqStreamReader(options(*cluster.nodes))
+    later.prepareForTriggerAvailableNow()
+    assert read_on(later, here)[0] == list(range(101, 111))
 
 
 def test_partitions_that_are_added_while_a_stream_runs(cluster):

@@ -20,7 +20,7 @@ from tests.integration.daemons import PATIENCE_S
 from tests.spark.fake_nsqd import FakeNsqd
 from tests.spark.processes import NsqdProcess, environment
 from tests.spark.test_lake import FORMATS, catalog_of, delta_table
-from tests.spark.test_sink_once import Crash, Killed, bodies, stored
+from tests.spark.test_sink_once import Crash, Killed, bodies, stored, task, write
 
 from flintmq import cli
 from flintmq.client.core.sharding import partition_of
@@ -102,6 +102,21 @@ def test_ranges(nsqd: NsqdProcess, topic: str, archived: Path, wanted: Wanted, e
         assert [int(body) for _, body in stored(nsqd.address, topic)] == list(expected)
     elif wanted.partitions or wanted.until_ns == NOON_NS:
         assert done.files == 0, "no file is opened that cannot have such rows"
+
+
+def test_the_hour_of_a_file_is_that_of_its_own_directories(
+    nsqd: NsqdProcess, topic: str, archived: Path, tmp_path: Path
+):
+    """Not one of another archive that it lies in."""
+    above = tmp_path / "dt=2020-01-01" / "hour=00"
+    shutil.copytree(archived, above / "archive")
+    given: dict[str, Any] = {"nsqd": nsqd.address, "topic": topic}
+    for path in (above / "archive", tmp_path, above / "archive" / "dt=2026-11-23" / "hour=13"):
+        done = replay(
+            path, wanted=Wanted(since_ns=NOON_NS + HOUR_NS, until_ns=NOON_NS + 2 * HOUR_NS), **given, dry_run=True
+        )
+        assert (done.rows, done.files, done.is_whole) == (200, 4, True), path
+    assert replay(above / "archive", wanted=Wanted(until_ns=NOON_NS), **given).files == 0
 
 
 def test_keys_trace_ids_and_order(nsqd: NsqdProcess, topic: str, tmp_path: Path):
@@ -212,6 +227,19 @@ def test_rows_that_cannot_be_published_are_named(nsqd: NsqdProcess, topic: str, 
     assert [body for _, body in stored(nsqd.address, topic)] == [b"a", b"c"] * 3
 
 
+@pytest.mark.parametrize("more", [["--bad-rows=skip"], ["--to-option=oversize=drop"]])
+def test_a_dry_run_says_what_would_be_skipped(nsqd: NsqdProcess, topic: str, tmp_path: Path, capsys, more: list[str]):
+    path = table(tmp_path / "bad.parquet", body=[b"a", b"x" * 11, b"c"])
+    words = ["pipeline", "replay", f"--path={path}", f"--nsqd={nsqd.address}", f"--to-topic={topic}", *more]
+    words += ["--to-option=maxMessageSize=10"]
+    assert cli.main([*words, "--dry-run"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("), 1 would be skipped")
+    assert cli.main([*words, "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["skipped"] == 1
+    assert cli.main(words) == 0
+    assert capsys.readouterr().out == f"2 rows of 1 files are in {topic}, 0 of them were there already, 1 skipped\n"
+
+
 def test_wrong_files_and_columns(tmp_path: Path):
     given: dict[str, Any] = {"nsqd": "127.0.0.1:1", "topic": "t"}
     with pytest.raises(FilesError, match="there are no Parquet files"):
@@ -234,6 +262,26 @@ def test_wrong_files_and_columns(tmp_path: Path):
     ):
         with pytest.raises(OptionError, match=said):
             replay(path, **{**given, **more})
+
+
+def test_headers_of_an_archive_are_the_json_they_were_where_it_has_that(nsqd: NsqdProcess, topic: str, tmp_path: Path):
+    texts = ['{"n":5,"o":{"a":[1, 2.0]}}', "{}", '{"n":"5"}']
+    for name in ("", "-json", "-text"):
+        nsqd.post(f"/topic/create?topic={topic}{name}&extend=true")
+    given: dict[str, Any] = {"nsqd": nsqd.address}
+    write(nsqd.address, topic, {"body": bodies(0, 3), "headers_json": texts}, task())
+    columns = "topic,partition,log_id,offset,timestamp,body"
+    both = f"{columns},headers,headers_json"
+    archive(tmp_path / "both", **given, topic=topic, columns=both)
+    archive(tmp_path / "text", **given, topic=topic, columns=f"{columns},headers")
+    assert replay(tmp_path / "both", **given, topic=f"{topic}-json", keep=["headers"]).rows == 3
+    assert [text for (text,) in stored(nsqd.address, f"{topic}-json", "headers_json")] == texts
+    replay(tmp_path / "text", **given, topic=f"{topic}-text", keep=["headers"])
+    assert [text for (text,) in stored(nsqd.address, f"{topic}-text", "headers_json")] == [
+        '{"n":"5","o":"{\\"a\\":[1, 2.0]}"}', "{}", '{"n":"5"}',
+    ]  # fmt: skip
+    with pytest.raises(FilesError, match=r"that of .* is not read: sort them apart"):
+        replay(tmp_path, **given, topic=f"{topic}-json", keep=["headers"], order_by=["offset"])
 
 
 def test_a_dry_run_refuses_what_the_run_refuses(nsqd: NsqdProcess, topic: str, tmp_path: Path):

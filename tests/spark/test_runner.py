@@ -17,6 +17,7 @@ import pytest
 from pyspark.errors import PySparkException
 from tests.integration.daemons import SPARK_PATIENCE_S
 
+from flintmq import cli
 from flintmq.clock import SystemClock
 from flintmq.errors import UsageError
 from flintmq.options import help_text, resolve, rows
@@ -82,6 +83,24 @@ def test_other_wrong_flags():
         pairs("--conf", ["spark.x=1", "spark.x=2"])
     assert StreamFlags(checkpoint="c", follow=True).trigger() == {"processingTime": "5000 milliseconds"}
     assert StreamFlags(checkpoint="c").trigger() == {"availableNow": True}
+
+
+def test_an_option_that_a_flag_hands_on_is_of_the_command_line(tmp_path, capsys):
+    """Whoever refuses it: exit code 2, as for the flags themselves."""
+    here = ["--topic=t", "--nsqd=127.0.0.1:1"]
+    out = [f"--to={tmp_path}/out", f"--checkpoint={tmp_path}/c"]
+    end = "--source-option=endingTimestamp=2020-01-01"
+    no_end = "endingTimestamp='1577836800000 ms since 1970' is not allowed; a job goes on where it was, and has no end"
+    for words, said in (
+        (["replay", "--path=x", "--to-topic=t", here[1], "--write-id=a b"], "writeId='a b' is not allowed"),
+        (["rollup", *here, *out, "--source-option=maxMessagesPerTrigger=-1"], "maxMessagesPerTrigger='-1' is not all"),
+        (["rollup", *here, *out, end], no_end),
+        (["mirror", *here, out[1], "--prefix=copy-", end], no_end),
+        (["tail", *here, "--source-option=retrys=3"], "unknown option retrys; did you mean retries?"),
+    ):
+        assert cli.main(["pipeline", *words]) == 2, words
+        assert said in capsys.readouterr().err, words
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_job_shows_its_own_flags_first():
@@ -282,7 +301,7 @@ def test_a_jvm_that_starts_is_spared_sigterm_and_ctrl_c_stays_ours():
 SIGNALS = """
 import os, signal, sys
 from flintmq.clock import SystemClock
-from flintmq.pipeline.runner import stopped_by_signals
+from flintmq.pipeline.signals import stopped_by_signals
 
 class Stands(SystemClock):
     now_ns = 0
@@ -291,12 +310,12 @@ class Stands(SystemClock):
         return self.now_ns
 
 clock, number = Stands(), getattr(signal, sys.argv[1])
-with stopped_by_signals(clock) as (stop, take):
+with stopped_by_signals(clock) as signals:
     for _ in range(3):
         os.kill(os.getpid(), number)
-    take()
+    signals.take()
     os.kill(os.getpid(), number)
-    print("stopped", stop.is_set(), flush=True)
+    print("stopped", signals.stop.is_set(), flush=True)
     clock.now_ns = 1_500_000_000
     os.kill(os.getpid(), number)
     print("goes on", flush=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import pickle
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pyarrow as pa
 import pytest
@@ -31,7 +33,7 @@ from flintmq.spark.broker import POOL, NsqdConnection
 from flintmq.spark.errors import LogAway
 from flintmq.spark.identity import TaskIdentity, base36, query_name
 from flintmq.spark.options import SinkOptions, SourceOptions
-from flintmq.spark.sink import NsqStreamWriter, NsqWriter, Published, RowWriter
+from flintmq.spark.sink import NsqStreamWriter, NsqWriter, Published, RowWriter, check_columns
 
 KINDS = {
     "body": BinaryType(),
@@ -39,6 +41,7 @@ KINDS = {
     "key": StringType(),
     "trace_id": LongType(),
     "headers": MapType(StringType(), StringType()),
+    "headers_json": StringType(),
     "defer_ms": IntegerType(),
     "at": LongType(),
     "topic": StringType(),
@@ -61,7 +64,8 @@ def task(epoch: int = 0, number: int = 0, query: str = "query") -> TaskIdentity:
 
 
 def write(address: str, topic: str, columns: dict, identity: TaskIdentity, **more: str) -> Published:
-    given = {"nsqd": address, "retries": "3", "batchMessages": "40", **more} | (
+    option, _, listed = address.rpartition("=")
+    given = {option or "nsqd": listed, "retries": "3", "batchMessages": "40", **more} | (
         {} if "topic" in columns else {"topic": topic}
     )
     rows = pa.record_batch(dict(columns))
@@ -188,6 +192,55 @@ def test_another_order_is_stored_again_and_never_lost(nsqd: NsqdProcess, topic: 
     assert sorted_ones.repeated == 0
 
 
+@pytest.mark.parametrize("name", ["key", "headers", "headers_json"])
+def test_a_segment_ends_at_the_text_of_any_column(nsqd: NsqdProcess, topic: str, monkeypatch, name):
+    """Short bodies with long headers or keys are not gathered by their number alone."""
+    monkeypatch.setattr(sink, "SEGMENT_TEXT_BYTES", 20_000)
+    rows = combined_rows(monkeypatch)
+    if name == "key":
+        nsqd.post(f"/topic/create?topic={topic}&partition_num=3")
+    else:
+        nsqd.post(f"/topic/create?topic={topic}&extend=true")
+    for size, segments in ((20, [400]), (250, [100] * 4)):  # in batches of 50
+        text = [f"{number:06d}" + "x" * (size - 6) for number in range(400)]
+        long = text
+        if name == "headers":
+            long = pa.array([[(each, "y" * size)] for each in text], HEADERS)
+        elif name == "headers_json":
+            long = [json.dumps({each: "y" * size}) for each in text]
+        if name != "key" and size == 250:
+            segments = [50] * 8
+        rows.clear()
+        done = write(nsqd.address, topic, {"body": bodies(0, 400), name: long}, task(size))
+        assert done.messages == {topic: 400}
+        assert rows == segments
+    assert sorted(stored(nsqd.address, topic, "body")) == sorted([(body,) for body in bodies(0, 400)] * 2)
+
+
+def test_a_column_longer_than_an_array_can_be(nsqd: NsqdProcess, topic: str, monkeypatch):
+    """Arrow then leaves several batches where one was asked for: all of them are published, and once."""
+    monkeypatch.setattr(sink, "_combined", list)
+    nsqd.post(f"/topic/create?topic={topic}&partition_num=3")
+    columns = {"body": bodies(0, 400), "key": [str(number % 17) for number in range(400)]}
+    for _ in range(2):
+        done = write(nsqd.address, topic, columns, task())
+        assert (done.messages, done.repeated) == ({topic: 400}, 0)
+    assert sorted(body for _, body in stored(nsqd.address, topic)) == bodies(0, 400)
+
+
+def combined_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the number of rows of each segment."""
+    rows: list[int] = []
+    combined = sink._combined
+
+    def counted(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        rows.append(sum(batch.num_rows for batch in batches))
+        return combined(batches)
+
+    monkeypatch.setattr(sink, "_combined", counted)
+    return rows
+
+
 def test_orders_by_a_column_that_is_not_published(nsqd: NsqdProcess, topic: str):
     columns = {"body": [b"c", b"a", b"b"], "at": [3, 1, 2]}
     write(nsqd.address, topic, columns, task(), orderBy="at")
@@ -244,6 +297,27 @@ def test_trace_ids_headers_and_delays(nsqd: NsqdProcess, topic: str):
     assert [body for _, body in stored(nsqd.address, f"{topic}-later")] == bodies(0, 4)
     (stats,) = json.loads(nsqd.get(f"/stats?format=json&topic={topic}-later"))["topics"]
     assert (stats["message_count"], stats["channels"][0]["depth"]) == (4, 2), "two of them wait for their time"
+
+
+def test_headers_as_json_and_a_map_that_is_put_over_them(nsqd: NsqdProcess, topic: str):
+    nsqd.post(f"/topic/create?topic={topic}&partition_num=1&extend=true")
+    texts = ['{"n":5, "n":6}', None, "", '{"shop":{"a":1},"n":1.0}']
+    headers = pa.array([None, [("shop", "7")], [], [("shop", "7")]], HEADERS)
+    for columns in ({"headers_json": texts}, {"headers_json": texts, "headers": headers}):
+        write(nsqd.address, topic, {"body": bodies(0, 4), **columns}, task(len(columns)))
+    assert [text for (text,) in stored(nsqd.address, topic, "headers_json")] == [
+        '{"n":5, "n":6}', "{}", "{}", '{"shop":{"a":1},"n":1.0}',
+        '{"n":5, "n":6}', '{"shop":"7"}', "{}", '{"n":1.0,"shop":"7"}',
+    ]  # fmt: skip
+    columns = {"body": [b"a"], "headers_json": ["{bad"]}
+    with pytest.raises(PublishRefused, match=r"headers '\{bad' are not a JSON object, row 0 of its batch"):
+        write(nsqd.address, topic, columns, task())
+    kinds = {"body": StringType(), "headers_json": StringType()}
+    for more, words in (("headers", "beside headers_json, headers is a map"), ("defer_ms", "leave out defer_ms")):
+        kind = LongType() if more == "defer_ms" else StringType()
+        schema = StructType([StructField(name, kind) for name, kind in {**kinds, more: kind}.items()])
+        with pytest.raises(OptionError, match=words):
+            check_columns(SinkOptions.parse({"nsqd": nsqd.address, "topic": topic}), schema)
 
 
 def test_rows_that_cannot_be_published(nsqd: NsqdProcess, topic: str):
@@ -429,6 +503,36 @@ def test_names():
     assert two.producer_id(5, 0, []).startswith(two.prefix) and not two.producer_id(5, 0, []).startswith(one.prefix)
     assert one.producer_id(5, 0, [b"ab"]) == one.producer_id(5, 0, [b"a", b"b"]) != one.producer_id(5, 1, [b"ab"])
     assert [base36(number) for number in (0, 35, 36, 1295)] == ["0", "z", "10", "zz"]
+
+
+def test_batch_writes_of_a_single_task_go_to_all_partitions(nsqd: NsqdProcess, topic: str, monkeypatch):
+    """With a name always to the same one; without one by chance, but the same in each try. Tasks stand side by side."""
+    nsqd.post(f"/topic/create?topic={topic}&partition_num=3")
+    schema = StructType([StructField("body", BinaryType())])
+    given = {"nsqd": nsqd.address, "topic": topic}
+
+    def put(writer: NsqWriter, body: bytes, number: int = 0) -> None:
+        monkeypatch.setattr(sink, "_task_number", lambda: number)
+        pickle.loads(pickle.dumps(writer)).write(iter([pa.record_batch({"body": pa.array([body], pa.binary())})]))
+
+    for _ in range(2):
+        for number in range(12):
+            put(NsqWriter(SinkOptions.parse({**given, "writeId": f"load-{number}"}), schema, False), b"%d" % number)
+    first = stored(nsqd.address, topic)
+    assert sorted(int(body) for _, body in first) == list(range(12)), "each once"
+    assert {partition for partition, _ in first} == {0, 1, 2}
+    assert all(partition == crc32(b"load-" + body) % 3 for partition, body in first)
+    writers = [NsqWriter(SinkOptions.parse(given), schema, False) for _ in range(24)]
+    for number, writer in enumerate(writers):
+        for _ in range(2):
+            put(writer, b"run-%d" % number)
+    runs = [partition for partition, body in stored(nsqd.address, topic) if body.startswith(b"run-")]
+    assert len(runs) == len(writers) and len(set(runs)) > 1
+    for number in range(3):
+        put(writers[0], b"task-%d" % number, number)
+    tasks = sorted((body, partition) for partition, body in stored(nsqd.address, topic) if body.startswith(b"task-"))
+    begun = tasks[0][1]
+    assert [partition for _, partition in tasks] == [(begun + number) % 3 for number in range(3)]
 
 
 def test_a_batch_write_has_a_name_of_its_own_or_the_one_it_is_given():

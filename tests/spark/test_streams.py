@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable
 from datetime import datetime
+from functools import reduce
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,13 +23,13 @@ import pytest
 from tests.integration.daemons import SPARK_PATIENCE_S
 from tests.spark.fake_lookupd import FakeLookupd
 from tests.spark.processes import NsqdProcess, environment, numbered
-from tests.spark.test_sink_once import stored
+from tests.spark.test_sink_once import stored, task, write
 
 from flintmq import cli
 from flintmq.errors import FlintError, NsqdError, OptionError, UsageError
 from flintmq.options import Options, resolve
 from flintmq.pipeline import dedupe, mirror, rollup, streams, tail, topics
-from flintmq.pipeline.bodies import read_schema
+from flintmq.pipeline.bodies import SchemaFlags, read_schema
 from flintmq.pipeline.doctor import PROBLEM, checkpoint
 from flintmq.pipeline.file_sinks import SinkError
 from flintmq.pipeline.options import StreamFlags, Work
@@ -71,6 +72,139 @@ def test_dedupe_into_a_topic_and_again(job: Job, nsqd: NsqdProcess, topic: str, 
     again = json.loads(job(dedupe, *flags)[0])
     assert (again["rows"], again["repeated"]) == (20, 10), "what was read before the restart is remembered"
     assert sorted(int(body) for _, body in stored(nsqd.address, f"{topic}-out")) == list(range(60))
+
+
+def texts_of_keys(spark: Any, *expressions: str, zone: str = "UTC") -> list[bytes]:
+    """What the state of a dedupe has for keys of one message."""
+    rows = spark.sql("SELECT 't' AS topic, 0 AS partition, 'l' AS log_id, 7L AS offset, 8 AS _value")
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", zone)
+    try:
+        keyed = [dedupe._keyed(rows, each) for each in expressions]
+        texts = [
+            frame.selectExpr(f"{number} AS number", f"cast({key} AS binary) AS text")
+            for number, (key, frame) in enumerate(keyed)
+        ]
+        return [bytes(row.text) for row in sorted(reduce(lambda one, other: one.union(other), texts).collect())]
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+
+
+def test_a_key_without_parts_has_the_form_that_running_jobs_remember(spark: Any):
+    known = {
+        "1": b"k1",
+        "_value": b"k8",
+        "topic": b"kt",
+        "1.50BD": b"k1.50",
+        "-0.0D": b"k-0.0",
+        "double('NaN')": b"kNaN",
+        "true": b"ktrue",
+        "date'2026-11-01'": b"k2026-11-01",
+        "timestamp'2026-11-01 10:00:00.25'": b"k2026-11-01 10:00:00.25",
+        "timestamp_ntz'2026-11-01 10:00:00'": b"k2026-11-01 10:00:00",
+        "X'ff00'": b"k\xff\x00",
+        "interval 1 day": b"kINTERVAL '1' DAY",
+        "nullif(offset, 7)": b"p/t/0/l/7",
+        "parse_json('1')": b"k1",
+        'parse_json(\'{"b": [1, "2"]}\')': b'k{"b":[1,"2"]}',
+        "parse_json('\"a\"')": b"ka",
+        "parse_json('null')": b"p/t/0/l/7",
+    }
+    assert dict(zip(known, texts_of_keys(spark, *known), strict=True)) == known
+
+
+def test_keys_differ_where_their_values_do(spark: Any):
+    different = [
+        ["struct('a, b' AS x, 'c' AS x)", "struct('a', 'b, c')", "struct('a\", \"b', 'c')", "struct('a', 'b\",\"c')"],
+        ["struct(null, 'null')", "struct('null', null)", "struct('', null)", "struct(null, null)", "struct('-', null)"],
+        [
+            "array(null, 'null')",
+            "array('null', null)",
+            "array()",
+            "array('')",
+            "array('', '')",
+            "cast(null AS array<int>)",
+        ],
+        ["array(array('a'), array())", "array(array(), array('a'))", "array(array('a'))", "array(array('a', null))"],
+        [
+            "struct(X'e222' AS a, X'' AS b)",
+            "struct(X'e2' AS a, X'22' AS b)",
+            "struct(X'e2', X'2222')",
+            "struct(X'ff', X'')",
+        ],
+        ["struct(cast(X'ff' AS string))", "struct(cast(X'fe' AS string))", "struct('\ufffd')"],
+        ["struct(1.0D)", "struct(2.0D)", "struct(double('NaN'))", "struct(double('Infinity'))", "struct(double(null))"],
+        ["parse_json('1')", "parse_json('\"1\"')", "parse_json('[1]')", "parse_json('\"[1]\"')", "parse_json('true')"],
+        ["struct(parse_json('1'))", "struct(parse_json('\"1\"'))", "struct(parse_json('null'))", "struct(null)"],
+        ["struct()", "array(struct())", "cast(null AS struct<a: int>)"],
+    ]
+    equal = [
+        ["struct(0.0D, float('NaN'))", "struct(-0.0D, float('NaN'))"],
+        ["array(1, 2)", "filter(array(1, 2, 3), _each0 -> _each0 < 3)"],
+        ["(topic, offset)", "struct(topic AS a, offset AS A)", "struct('t', 7L)"],
+    ]
+    tried = [expression for group in (*different, *equal) for expression in group]
+    found = dict(zip(tried, texts_of_keys(spark, *tried), strict=True))
+    for group in different:
+        assert len({found[each] for each in group}) == len(group), [found[each] for each in group]
+    for group in equal:
+        assert len({found[each] for each in group}) == 1, [found[each] for each in group]
+
+
+def test_a_time_is_the_same_key_in_every_zone_and_no_other_has_it(spark: Any):
+    night = [f"timestamp_seconds({seconds})" for seconds in (1792888200, 1792891800)]
+    assert len(set(texts_of_keys(spark, *night, zone="Europe/Oslo"))) == 2, "both are 02:30 there"
+    nested = [form.format(each) for each in night for form in ("struct({})", "array({})")]
+    found = {zone: texts_of_keys(spark, *nested, zone=zone) for zone in ("UTC", "Europe/Oslo")}
+    assert found["UTC"] == found["Europe/Oslo"] and len(set(found["UTC"])) == 4
+    # a run in another zone takes no text of the one before for its own
+    assert not {*texts_of_keys(spark, *night)} & {*texts_of_keys(spark, *night, zone="Europe/London")}
+
+
+def test_dedupe_by_a_struct_with_a_time(job: Job, spark: Any, nsqd: NsqdProcess, topic: str, tmp_path: Path):
+    """In the hour that a night has twice."""
+    made = [
+        (("a, b", "c"), "2026-10-25T00:30:00Z"),
+        (("a", "b, c"), "2026-10-25T00:30:00Z"),
+        (("a", "b, c"), "2026-10-25T01:30:00Z"),
+        ((None, "null"), "2026-10-25T01:30:00Z"),
+        (("null", None), "2026-10-25T01:30:00Z"),
+    ]
+    bodies = [json.dumps({"who": dict(zip("ab", who, strict=True)), "at": at}).encode() for who, at in made]
+    nsqd.publish(topic, [*bodies, *bodies])
+    ddl = "--schema=who struct<a: string, b: string>, at timestamp"
+    flags = [f"--topic={topic}", ddl, "--key=struct(who, at, who.a)", "--json"]
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Oslo")
+    try:
+        assert json.loads(job(dedupe, *flags, "--dry-run")[0])["repeated"] == 5
+        flags += [f"--to={tmp_path / 'out'}", f"--checkpoint={tmp_path / 'c'}"]
+        found = json.loads(job(dedupe, *flags)[0])
+        nsqd.publish(topic, bodies)
+        again = json.loads(job(dedupe, *flags)[0])
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+    assert (found["rows"], found["repeated"]) == (10, 5)
+    assert (again["rows"], again["repeated"]) == (5, 5)
+    assert sorted(row["body"] for row in rows(tmp_path / "out")) == sorted(bodies)
+
+
+@pytest.mark.parametrize("key", ["map(topic, 1)", "array(struct(map(1, offset)))"])
+def test_a_map_is_no_key(job: Job, nsqd: NsqdProcess, topic: str, key: str):
+    nsqd.publish(topic, [b"a"])
+    with pytest.raises(UsageError, match=r"it is, or has in it, a map \(.*array_sort\(map_entries\(m\)\)"):
+        job(dedupe, f"--topic={topic}", f"--key={key}", "--dry-run")
+
+
+def test_a_key_that_is_none_leaves_the_checkpoint_to_the_next(job: Job, nsqd: NsqdProcess, topic: str, tmp_path: Path):
+    nsqd.publish(topic, [b"a", b"a"])
+    flags = [f"--topic={topic}", f"--to={tmp_path / 'out'}", f"--checkpoint={tmp_path / 'c'}"]
+    with pytest.raises(OptionError, match="a job goes on where it was, and has no end"):
+        job(dedupe, *flags, "--key=body", "--source-option=endingTimestamp=2020-01-01")
+    for key in ("map('a', body)", "nothing_of_that_name"):
+        with pytest.raises(FlintError, match="--key"):
+            job(dedupe, *flags, f"--key={key}")
+    assert job(dedupe, *flags, "--key=body") == ["2 messages read, 1 of them repeated"]
 
 
 def ids(start: int, end: int) -> list[bytes]:
@@ -294,6 +428,37 @@ def test_mirror_with_where_it_came_from(job: Job, nsqd: NsqdProcess, topic: str,
         job(mirror, f"--topic={topic}", "--prefix=other-", f"--checkpoint={tmp_path / 'c'}")
 
 
+def test_mirror_leaves_headers_the_json_they_are(job: Job, nsqd: NsqdProcess, topic: str, tmp_path: Path):
+    """Also where a mirror is mirrored, and where a message has headers of the names that are added."""
+    deep = f'{{"d":{"[" * 62}{"]" * 62}}}'
+    texts = [
+        '{"n":5,"b":true,"o":{"a":[1,2]},"none":null,"text":"5"}',
+        '{ "##trace_id":"77", "x": 1.0, "x":2e5 }',
+        '{"source_offset":{"mine":1},"o":{"source_offset":2}}',
+        deep,
+        f'{{"long":"{"y" * 60_000}"}}',
+        "{}",
+    ]
+    for name in (topic, f"a-{topic}", f"b-a-{topic}"):
+        nsqd.post(f"/topic/create?topic={name}&partition_num=1&extend=true")
+    numbers = [b"%d" % number for number in range(len(texts))]
+    write(nsqd.address, topic, {"body": numbers, "headers_json": texts}, task())
+    job(mirror, f"--topic={topic}", "--prefix=a-", f"--checkpoint={tmp_path / 'a'}")
+    job(mirror, f"--topic=a-{topic}", "--prefix=b-", f"--checkpoint={tmp_path / 'b'}")
+    for name, came_from in ((f"a-{topic}", topic), (f"b-a-{topic}", f"a-{topic}")):
+        copies = stored(nsqd.address, name, "headers_json,trace_id,body")
+        assert [body for *_, body in copies] == numbers
+        heads = [text.partition('"source_topic"') for text, *_ in copies]
+        kept = [head.rstrip(",") for head, _, _ in heads]
+        theirs = [text[:-1] for text in texts]
+        theirs[2] = '{"o":{"source_offset":2}'
+        assert kept == theirs
+        added = [json.loads(f'{{"source_topic"{rest}') for _, _, rest in heads]
+        assert [(each["source_topic"], each["source_partition"]) for each in added] == [(came_from, "0")] * len(texts)
+        assert [int(each["source_offset"]) for each in added] == list(range(1, len(texts) + 1))
+        assert [trace_id for _, trace_id, _ in copies] == [0, 77, 0, 0, 0, 0]
+
+
 def test_a_topic_that_was_deleted_does_not_keep_a_job_from_the_others(
     job: Job, nsqd: NsqdProcess, topic: str, tmp_path: Path
 ):
@@ -310,6 +475,22 @@ def test_a_topic_that_was_deleted_does_not_keep_a_job_from_the_others(
     assert job(mirror, *flags, *more) == ["10 messages mirrored"]
     with pytest.raises(NsqdError, match=f"no nsqd of .* has topic '{other}'"):
         job(mirror, *flags, f"--checkpoint={tmp_path / 'new'}")
+
+
+def test_windows_that_no_stream_can_have_are_refused_before_the_checkpoint_is_claimed(
+    job: Job, nsqd: NsqdProcess, topic: str, tmp_path: Path
+):
+    """The command that says it better goes on with the same checkpoint."""
+    nsqd.publish(topic, [b"a", b"b"])
+    flags, place = [f"--topic={topic}"], tmp_path / "c"
+    out = [f"--to={tmp_path / 'out'}", f"--checkpoint={place}"]
+    for how in (["--dry-run"], out):
+        with pytest.raises(UsageError, match="--by and --aggregate: Distinct aggregations are not supported on stream"):
+            job(rollup, *flags, *how, "--aggregate=count(distinct body) AS n")
+        with pytest.raises(UsageError, match=r"--time try_cast\(\(nope\) AS timestamp\): "):
+            job(rollup, *flags, *how, "--time=nope")
+    assert not place.exists() and not (tmp_path / "out").exists()
+    assert job(rollup, *flags, *out, "--aggregate=approx_count_distinct(body) AS n")[0].startswith("2 messages read")
 
 
 def test_files_where_there_can_be_none(job: Job, nsqd: NsqdProcess, topic: str, tmp_path: Path):
@@ -367,12 +548,12 @@ def test_a_command_that_fails_says_it_in_a_line(nsqd: NsqdProcess, topic: str, t
         [sys.executable, "-m", "flintmq", "pipeline", "dedupe", *flags],
         capture_output=True, text=True, env=environment(), timeout=SPARK_PATIENCE_S,
     )  # fmt: skip
-    lines = done.stderr.splitlines()
     said = (
         f"flintmq pipeline: topic {topic}, partition 0, offset 1: unknown fields: price; give --bad-rows or --bad-topic"
     )
-    assert (done.returncode, done.stdout) == (1, "") and lines[-1].startswith(said), done.stderr[-4000:]
-    assert not [line for line in lines if re.match(r"\s+at |Traceback|Caused by|py4j\.|flintmq\.", line)], lines
+    assert (done.returncode, done.stdout) == (1, "") and f"\n{said}" in done.stderr, done.stderr[-4000:]
+    assert_no_error_but_of_closed_pipes(done.stderr)
+    assert not re.search(r"^(\s+at |Caused by|py4j\.|flintmq\.)", done.stderr, re.MULTILINE), done.stderr[-8000:]
 
 
 def test_tail(job: Job, nsqd: NsqdProcess, topic: str):
@@ -393,6 +574,38 @@ def test_tail(job: Job, nsqd: NsqdProcess, topic: str):
     ]  # fmt: skip
     with pytest.raises(UsageError, match=r"--filter size > 1: .*There is: topic string, partition int.*id bigint"):
         job(tail, *flags[:3], "--filter=size > 1")
+
+
+def test_a_tail_of_bodies_that_are_no_text(job: Job, nsqd: NsqdProcess, topic: str):
+    nsqd.publish(topic, [b"a\xff\xfe"])
+    flag, text, shown = f"--topic={topic}", "cast(body AS string)", "a\ufffd\ufffd"
+    assert job(tail, flag)[1].split("  ")[-1] == shown
+    assert json.loads(job(tail, flag, "--json")[0])["body"] == shown
+    deep = f"struct({text} AS s, array({text}) AS l, map({text}, {text}) AS m, map(cast(body AS binary), 1) AS b) AS d"
+    flags = [flag, f"--select={text} AS t, {deep}", "--json"]
+    row = {"t": shown, "d": {"s": shown, "l": [shown], "m": {shown: shown}, "b": {shown: 1}}}
+    assert json.loads(job(tail, *flags)[0]) == row
+    (line,) = job(tail, flag, "--schema=id bigint", "--select=bad, body", "--json")
+    assert json.loads(line) == {"bad": "the body is not UTF-8", "body": shown}
+
+
+def test_a_tail_follows_bodies_that_are_no_text(
+    spark: Any, nsqd: NsqdProcess, topic: str, monkeypatch: pytest.MonkeyPatch
+):
+    nsqd.publish(topic, [b"\xff"])
+    runner, told = Runner(spark=spark), []
+
+    def say(text: str) -> None:
+        told.append(text)
+        if text.endswith("7"):
+            runner.stop.set()
+        elif len(told) == 2:
+            nsqd.publish(topic, [b"\xfe7"])
+
+    monkeypatch.setattr(runner, "say", say)
+    words = [f"--nsqd={nsqd.address}", f"--topic={topic}", "--select=cast(body AS string) AS t", "--follow"]
+    tail.tail(resolve(tail.TailOptions, words, {}).options, runner)
+    assert told == ["t string", "\ufffd", "\ufffd7"]
 
 
 def test_times_of_a_tail_are_utc_wherever_it_runs(
@@ -526,6 +739,32 @@ def test_files_beside_those_of_sparks_own_sink(job: Job, nsqd: NsqdProcess, topi
         with pytest.raises(SinkError, match=f"directory {tmp_path}/out: .* _spark_metadata lists: name another one"):
             job(dedupe, f"--topic={topic}", *words, f"--checkpoint={tmp_path / words[0]}")
     assert not rows(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["dedupe", "rollup"])
+def test_rows_that_do_not_fit_go_to_a_place_of_their_own(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """In one directory each query would take the other's files for its own of an earlier try."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out" / "more").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("out")
+    flags = ["pipeline", name, "--topic=t", "--nsqd=127.0.0.1:1", "--schema=a int", "--checkpoint=c"]
+    flags += ["--key=a"] if name == "dedupe" else []
+    for to, bad in (
+        ("out", "out"), ("out", "./out/"), ("out", f"{tmp_path}/link"), ("link", "out/../out"), ("new", "new"),
+        ("out", "out/bad"), ("out/rows", "out"), ("link/more", "out"), ("out", "link/more/x"),
+    ):  # fmt: skip
+        for more in ([], ["--dry-run"]):
+            assert cli.main([*flags, f"--to={to}", f"--bad-rows={bad}", *more]) == 2, (to, bad)
+            said = capsys.readouterr().err
+            assert f"--to {to} and --bad-rows {bad} " in said and "give --bad-rows a directory beside --to" in said
+    assert cli.main([*flags, "--to-topic=u", "--bad-topic=u"]) == 2
+    assert "--to-topic and --bad-topic are both u: give another --bad-topic" in capsys.readouterr().err
+    streams.check_places("out", "", SchemaFlags(bad_rows="output"))
+    streams.check_places("", "u", SchemaFlags(bad_rows="out"))
+    streams.check_places("out", "", SchemaFlags(bad_topic="u"))
+    assert not list(tmp_path.glob("**/*.parquet")) and not (tmp_path / "c").exists()
 
 
 def test_times_in_files_have_their_zone(spark: Any, tmp_path: Path):

@@ -129,14 +129,52 @@ def test_every_life_in_figures_as_files_and_as_a_report(job, traced: Path, tmp_p
         job(f"--path={traced}", f"--report={tmp_path / 'report'}")
 
 
-def test_looking_up_one_message(job, traced: Path):
+def test_looking_up_one_message(job, traced: Path, capsys: pytest.CaptureFixture[str]):
     found = [json.loads(line) for line in job(f"--path={traced}", f"--trace-id={(1 << 64) - 1}", "--format=json")]
-    assert [each["action"] for each in found] == ["PUB", "START", "REQ", "START", "FIN"]
+    assert [each["action"] for each in found[:-2]] == ["PUB", "START", "REQ", "START", "FIN"]
+    bad, dropped = found[-2:]
+    assert bad["note"].startswith("3 rows are no events") and dropped["note"].startswith("4 events were not recorded")
     lines = job(f"--path={traced}", f"--message-id={5:016x}")
     assert [line.split()[2] for line in lines] == ["PUB", "START", "TIMEOUT", "DEAD_LETTER"]
     assert lines[-1].split()[0] == "9.000"
-    with pytest.raises(FlintError, match="no event of such a message"):
+    with pytest.raises(FlintError, match=r"no event of such a message.*\(4 events were not recorded"):
         job(f"--path={traced}", "--trace-id=5")
+
+
+def test_what_a_look_up_leaves_out_is_said(spark: Any, traced: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    def said(*words: str) -> tuple[list[str], list[str]]:
+        capsys.readouterr()
+        options = resolve(trace.TraceOptions, [f"--path={traced}", f"--trace-id={(1 << 64) - 1}", *words], {}).options
+        assert trace._run(options, Runner(spark=spark)) == 0
+        captured = capsys.readouterr()
+        return captured.out.splitlines(), captured.err.splitlines()
+
+    out, err = said()
+    assert len(out) == 5
+    assert [line.split()[:2] for line in err] == [["3", "rows"], ["4", "events"]]
+    for limit, is_cut_off in ((5, False), (4, True)):
+        monkeypatch.setattr(lives, "EVENTS_SHOWN_MAX", limit)
+        out, err = said()
+        assert [line.split()[2] for line in out] == ["PUB", "START", "REQ", "START", "FIN"][:limit]
+        assert [line for line in err if line.startswith("there are more events")] == (
+            ["there are more events than these first 4: narrow them by --since, --until, --of-topic"] * is_cut_off
+        )
+        told = [json.loads(line) for line in said("--format=json")[0]]
+        assert [each["action"] for each in told if "note" not in each] == ["PUB", "START", "REQ", "START", "FIN"][
+            :limit
+        ]
+        assert [each.get("is_cut_off") for each in told if "note" in each] == [True] * is_cut_off + [None, None]
+
+
+def test_an_id_as_clients_of_nsq_see_it_finds_the_message_of_a_topic_with_partitions(job, tmp_path: Path):
+    ids = [f"{(1 << 50) + 5:016x}{7:016x}", f"{(1 << 50) + 5:016x}", f"{(1 << 50) + 6:016x}{7:016x}"]
+    rows = [event(number, "PUB", 5, message_id=each) for number, each in enumerate(ids)]
+    pq.write_table(pa.table({"body": [json.dumps(row).encode() for row in rows]}), tmp_path / "events.parquet")
+    for wanted, expected in ((ids[1], ids[:2]), (ids[1].upper(), ids[:2]), (ids[0], ids[:1]), (ids[2][:16], ids[2:])):
+        lines = job(f"--path={tmp_path}", f"--message-id={wanted}", "--format=json")
+        assert [json.loads(line)["message_id"] for line in lines] == expected
+    with pytest.raises(FlintError, match="no event of such a message"):
+        job(f"--path={tmp_path}", f"--message-id={7:016x}")
 
 
 def test_a_dry_run_and_a_part_of_the_time(job, traced: Path):

@@ -129,7 +129,7 @@ class NsqReader(DataSourceReader):
             lost = DataLost(key.topic, wanted.label, start, min(wanted.start, end), reason)
             if self._options.fail_on_data_loss:
                 raise lost
-            log.warning("%s", lost)
+            log.warning("%s", lost.forgiven())
         return replace(wanted, end=max(wanted.start, end))
 
     @line_first

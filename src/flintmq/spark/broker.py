@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -53,7 +54,8 @@ class PartitionLog:
 
     ``epoch`` is 0 of a log without copies. ``at`` is the first sequence stored at or after the timestamp asked for,
     ``end`` when there is none, and None when no timestamp was asked for. ``is_caught_up`` is false of a spool that has
-    yet to take what waits in nsqd.
+    yet to take what waits in nsqd. ``timestamp_max`` is the latest timestamp of its messages, in ns; 0: nsqd does not
+    say, or there is none.
     """
 
     nsqd: str
@@ -65,6 +67,7 @@ class PartitionLog:
     size_bytes: int
     at: int | None
     is_caught_up: bool = True
+    timestamp_max: int = 0
 
     @property
     def mean_bytes(self) -> float:
@@ -154,12 +157,16 @@ class NsqdConnection(Pipeline):
         timeout_s: until nsqd must have taken a request, or answered.
         link: how it is secured, and what it shows.
 
+    Attributes:
+        name: that no other connection has, of any process; an nsqd that was started again is behind a new one.
+
     Raises:
         OptionError: a file or secret that ``link`` names is not to be had on this host.
     """
 
     def __init__(self, address: str, connect_timeout_s: float, timeout_s: float, link: LinkOptions = PLAIN) -> None:
         self.link = link
+        self.name = secrets.token_hex(8)
         options = silent_options(link, connect_timeout_s)
         with spark_names():
             super().__init__(address, options, system_env(), time.monotonic, timeout_s)
@@ -179,11 +186,14 @@ class NsqdConnection(Pipeline):
             error.retryable = True
         return error
 
-    def offsets(self, topics: Sequence[str], timestamp_ns: int | None = None) -> list[TopicLogs]:
+    def offsets(
+        self, topics: Sequence[str], timestamp_ns: int | None = None, times: Mapping[str, int] = {}
+    ) -> list[TopicLogs]:
         """Ask for the partition logs of several topics at once.
 
         Args:
             timestamp_ns: fill in ``at`` for this time.
+            times: another time for some of the topics.
 
         Returns:
             One entry per topic.
@@ -191,7 +201,7 @@ class NsqdConnection(Pipeline):
         found: list[TopicLogs] = []
         for first in range(0, len(topics), OFFSETS_AHEAD_MAX):
             ahead = topics[first : first + OFFSETS_AHEAD_MAX]
-            self.send(b"".join(commands.offsets(topic, timestamp_ns) for topic in ahead))
+            self.send(b"".join(commands.offsets(topic, times.get(topic, timestamp_ns)) for topic in ahead))
             found += [self._receive_offsets() for _ in ahead]
         return found
 
@@ -224,6 +234,7 @@ class NsqdConnection(Pipeline):
             int(entry["size_bytes"]),
             None if entry.get("at") is None else int(entry["at"]),
             entry.get("is_caught_up", True) is True,
+            int(entry.get("max_timestamp", 0)),
         )
 
     def cursor(self, topic: str, channel: str, partition: int, sequence: int) -> int:

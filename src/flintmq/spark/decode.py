@@ -56,7 +56,7 @@ from flintmq.message import (
     TRACE_ID_SIZE,
 )
 from flintmq.spark.broker import PAD_BYTES
-from flintmq.spark.headers import HeaderMaps
+from flintmq.spark.headers import HeaderColumn
 from flintmq.spark.schema import arrow_schema
 
 _HEADER = np.dtype(
@@ -307,7 +307,8 @@ class Decoder:
             "body": _bodies,
             "nsqd": lambda rows: self._repeat("nsqd", rows.count),
             "log_id": lambda rows: self._repeat("log_id", rows.count),
-            "headers": self._headers,
+            "headers": lambda rows: self._headers(rows, "headers"),
+            "headers_json": lambda rows: self._headers(rows, "headers_json"),
         }
         self._build = [build[name] for name in columns]
 
@@ -332,20 +333,20 @@ class Decoder:
         found = rows.heads["trace_id"].astype(np.uint64).view(np.int64)  # Spark has no unsigned numbers
         return _int64_array(np.where(rows.layouts & RAW_IDS, found, 0))
 
-    def _headers(self, rows: _Rows) -> pa.Array:
+    def _headers(self, rows: _Rows, column: str) -> pa.Array:
         if rows.layouts is None:
-            return pa.nulls(rows.count, self._schema.field("headers").type)
-        maps = HeaderMaps()
+            return pa.nulls(rows.count, self._schema.field(column).type)
+        gathered = HeaderColumn(is_json=column == "headers_json")
         answer = rows.answer
         starts = rows.positions + FRAME_OVERHEAD_BYTES
         for start, front in zip(starts.tolist(), rows.fronts.tolist(), strict=True):
             if not front:
-                maps.add_none()
+                gathered.add_none()
             elif front == 1:
-                maps.add_empty()
+                gathered.add_empty()
             else:
-                maps.add(answer[start], bytes(answer[start + HEADERS.size : start + front]))
-        return maps.array()
+                gathered.add(answer[start], bytes(answer[start + HEADERS.size : start + front]))
+        return gathered.array()
 
     def _repeat(self, column: str, count: int) -> pa.Array:
         """Return a column with one value in every row; kept, as all record batches of a range have about one length."""

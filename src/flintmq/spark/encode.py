@@ -7,15 +7,17 @@
     with fronts   | u32 11 | trace id | abc | ...          or u16 size and headers in front of the body
 
 The rules of this file: no IO; the bytes of a message are copied once. Headers alone take a step for each row, and those
-that many rows have are made once.
+that many rows have are made once; those that come as JSON stay as they are, whatever is put beside them.
 
 Source: NSQ's TCP protocol (MPUB), docs/decisions/0006.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
+from json import JSONDecoder
 
 import msgspec
 import numpy as np
@@ -30,6 +32,9 @@ from flintmq.wire.bodies import HEADERS_SIZE, TRACE_ID_MAX
 SIZE_FIELD_BYTES = 4
 _KEPT_MAX = 1024
 _decode = msgspec.json.Decoder(dict[str, object]).decode
+_encode = msgspec.json.encode
+_read_value = JSONDecoder(parse_int=str, parse_float=str).raw_decode  # numbers of any size
+_skip_space = re.compile(r"[ \t\n\r]*").match
 
 
 class HeadersRefused(ValueError):
@@ -77,6 +82,18 @@ def body_sizes(bodies: pa.Array) -> npt.NDArray[np.int64]:
     return np.diff(_offsets(bodies)).astype(np.int64)
 
 
+def text_bytes(column: pa.Array) -> int:
+    """Return the bytes of all texts in a column, also of those in its maps; 0 for whole numbers."""
+    if pa.types.is_map(column.type):
+        first, end = column.offsets[0].as_py(), column.offsets[-1].as_py()  # keys and items are those of all rows
+        return sum(text_bytes(each.slice(first, end - first)) for each in (column.keys, column.items))
+    if pa.types.is_integer(column.type):
+        return 0
+    if pa.types.is_binary_view(column.type) or pa.types.is_string_view(column.type):
+        column = as_binary(column)
+    return pc.sum(pc.binary_length(column)).as_py() or 0  # Arrow's sum of nothing is null
+
+
 def encode_bodies(bodies: pa.Array, fronts: pa.Array | None = None) -> Encoded:
     """Put its size before every body of a binary column that has no nulls.
 
@@ -111,24 +128,27 @@ def trace_fronts(trace_ids: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(numbers), [None, pa.py_buffer(ends), pa.py_buffer(data)])
 
 
-def header_fronts(headers: pa.Array, trace_ids: pa.Array | None) -> pa.Array:
+def header_fronts(headers: pa.Array, trace_ids: pa.Array | None, texts: pa.Array | None = None) -> pa.Array:
     """Return headers as they stand in front of bodies, from a map<string,string> or from JSON.
 
     Args:
         trace_ids: become a header of their own; nulls and 0 do not.
+        texts: JSON that is kept as it is beside what a map in ``headers`` says; nulls and empty ones are none.
 
     Raises:
         HeadersRefused: headers are longer than a message can have, or no JSON object.
     """
-    ids = [None] * len(headers) if trace_ids is None else trace_ids.to_pylist()
+    none = [None] * len(headers)
+    ids = none if trace_ids is None else trace_ids.to_pylist()
+    besides = none if texts is None else texts.to_pylist()
     known: dict[object, bytes] = {}
     fronts = []
-    for index, (value, trace_id) in enumerate(zip(headers.to_pylist(), ids, strict=True)):
-        key = (tuple(value) if isinstance(value, list) else value, trace_id)
+    for index, (value, trace_id, text) in enumerate(zip(headers.to_pylist(), ids, besides, strict=True)):
+        key = (tuple(value) if isinstance(value, list) else value, trace_id, text)
         front = known.get(key)
         if front is None:
             try:
-                front = _header_front(value, trace_id)
+                front = _header_front(value, trace_id, text)
             except ValueError as error:
                 raise HeadersRefused(str(error), index) from error
             if len(known) < _KEPT_MAX:
@@ -137,20 +157,57 @@ def header_fronts(headers: pa.Array, trace_ids: pa.Array | None) -> pa.Array:
     return pa.array(fronts, pa.binary())
 
 
-def _header_front(value: list[tuple[str, str | None]] | str | None, trace_id: int | None) -> bytes:
-    pairs: dict[str, object] = {}
+def _header_front(value: list[tuple[str, str | None]] | str | None, trace_id: int | None, text: str | None) -> bytes:
+    ours: dict[str, str | None] = {}
     if isinstance(value, str):
-        try:
-            pairs = _decode(value) if value else {}
-        except UNREADABLE_JSON as error:
-            raise ValueError(f"headers {value[:80]!r} are not a JSON object") from error
-        if not trace_id:
-            return _sized(value.encode())
+        text = value
     elif value is not None:
-        pairs = dict(value)
+        ours = dict(value)
     if trace_id:
-        pairs[TRACE_ID_HEADER] = str(trace_id & TRACE_ID_MAX)
-    return _sized(msgspec.json.encode(pairs) if pairs else b"")
+        ours[TRACE_ID_HEADER] = str(trace_id & TRACE_ID_MAX)
+    return _sized(_laid_over(text, ours) if text else _encode(ours) if ours else b"")
+
+
+def _laid_over(text: str, ours: dict[str, str | None]) -> bytes:
+    """Return JSON with names and values behind its own, from which those names are taken out.
+
+    Raises:
+        ValueError: it is no JSON object.
+    """
+    try:
+        theirs = _decode(text)
+    except UNREADABLE_JSON as error:
+        raise ValueError(f"headers {text[:80]!r} are not a JSON object") from error
+    trace_id = ours.get(TRACE_ID_HEADER)
+    if trace_id is not None and theirs.get(TRACE_ID_HEADER) == trace_id:
+        ours = {name: value for name, value in ours.items() if name != TRACE_ID_HEADER}  # it stays where it is
+    if not ours:
+        return text.encode()
+    has_more = bool(theirs)
+    if not theirs.keys().isdisjoint(ours):
+        text, has_more = _without(text, ours), bool(theirs.keys() - ours.keys())
+    return text.rstrip().encode()[:-1] + (b"," if has_more else b"") + _encode(ours)[1:]
+
+
+def _without(text: str, names: Container[str]) -> str:
+    """Return a JSON object without some of its names, the others byte for byte, also those that come twice."""
+    kept = []
+    at = _end_of_space(text, 0)
+    while text[at] != "}":  # at what opens the object, or at the comma behind a value
+        start = at + 1
+        name, end = _read_value(text, _end_of_space(text, start))
+        colon = _end_of_space(text, end)
+        _, end = _read_value(text, _end_of_space(text, colon + 1))
+        at = _end_of_space(text, end)
+        if name not in names:
+            kept.append(text[start:at])
+    return "{" + ",".join(kept) + "}"
+
+
+def _end_of_space(text: str, start: int) -> int:
+    found = _skip_space(text, start)
+    assert found is not None, "no space at all is found as well"
+    return found.end()
 
 
 def _sized(headers: bytes) -> bytes:

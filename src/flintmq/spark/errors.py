@@ -22,7 +22,12 @@ GONE = "the topic no longer exists, or the data directory is gone"
 NOT_THIS_SPOOL = "they are not in this spoolLocation, which is another one than the checkpoint was made with"
 CREATED_AGAIN = "the topic was deleted and created again"
 NOT_CHOSEN = "the checkpoint has it, and the options leave it out: add it, or choose another checkpointLocation"
+TAKEN_BACK = "messages were taken back (restored from a backup?), and their numbers are given again"
+TAKEN_BACK_UNSEEN = f"{TAKEN_BACK}, which the checkpoint does not show"
 """Why the messages of a log are lost."""
+
+UNCONFIRMED = "the leader of its partition may not know yet how far it is"
+"""Why a log of a cluster ends before what was read of it."""
 
 EXIT_TAKEN = 75
 """Exit code of a spool whose directory another process has."""
@@ -115,12 +120,40 @@ class DataLost(FlintError):
         self.end = end
         self.reason = reason
 
-    def __str__(self) -> str:
+    @property
+    def loss(self) -> str:
+        """The messages that are lost, and why, without advice."""
         messages = f"from {self.start}" if self.end is None else f"{self.start} to {self.end} (exclusive)"
-        return (
-            f"topic {self.topic!r}, {self.label}: messages {messages} are lost: {self.reason}. "
-            "Set failOnDataLoss=false to go on with what is there"
-        )
+        return f"topic {self.topic!r}, {self.label}: messages {messages} are lost: {self.reason}"
+
+    def forgiven(self, at: int | None = None) -> str:
+        """Return what to log with ``failOnDataLoss=false``: what is lost, and where reading goes on.
+
+        Args:
+            at: the sequence where it goes on; None: behind what is lost.
+        """
+        at = self.end if at is None else at
+        later = ""
+        if self.reason.startswith(TAKEN_BACK_UNSEEN):
+            later = (
+                f"; a later run with this checkpointLocation may skip what is stored up to {self.end}: begin with a "
+                "new one"
+            )
+        return f"{self.loss}; going on {'without that log' if at is None else f'at {at}'}{later}"
+
+    def __str__(self) -> str:
+        advice = "Set failOnDataLoss=false to go on with what is there"
+        if self.reason.startswith(TAKEN_BACK):
+            advice = (
+                f"Set failOnDataLoss=false to go on with what is stored from {self.start} on, or begin with a new "
+                "checkpointLocation"
+            )
+        if self.reason.startswith(TAKEN_BACK_UNSEEN):  # the next run does not know that a log has ended before
+            advice = (
+                "Begin with a new checkpointLocation: with this one a later run may skip what is stored up to "
+                f"{self.end}"
+            )
+        return f"{self.loss}. {advice}"
 
 
 class BadCheckpoint(FlintError):

@@ -213,10 +213,12 @@ class RangeReader:
         )
 
     def _lose(self, start: int, end: int, reason: str) -> None:
-        lost = DataLost(self._wanted.topic, self._wanted.label, start, end, reason)
+        wanted = self._wanted
         if self._options.fail_on_data_loss:
-            raise lost
-        log.warning("%s", lost)
+            raise DataLost(wanted.topic, wanted.label, start, end, reason)
+        start = max(start, wanted.told_end)
+        if start < end:
+            log.warning("%s", DataLost(wanted.topic, wanted.label, start, end, reason).forgiven())
 
 
 class _EndMissing(Exception):

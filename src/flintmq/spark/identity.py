@@ -40,11 +40,19 @@ class TaskIdentity:
         name: of the query or the write.
         epoch: number of the micro-batch; 0 of a batch write.
         task: Spark's number of the partition.
+        offset: of the partition whose turn it is; from the name of a batch write, so that writes of a single task do
+            not all go to the same one.
     """
 
     name: str
     epoch: int
     task: int
+    offset: int = 0
+
+    @property
+    def turn(self) -> int:
+        """The number that takes rows without a place of their own to all partitions in turn."""
+        return self.task + self.epoch + self.offset
 
     @property
     def prefix(self) -> str:

@@ -3,7 +3,8 @@
 ::
 
     {"_from":   {"flights": {"0/0000018f3c5a7b21": 1}},
-     "_log":    2,
+     "_log":    3,
+     "_times":  {"flights": {"0/0000018f3c5a7b21": 1767225600123456789}},
      "flights": {"0/0000018f3c5a7b21": 336777}}
 
 The rules of this file:
@@ -16,9 +17,13 @@ The rules of this file:
 - ``_log`` is the version of this form;
 - ``_mode`` is ``spool`` or ``direct`` where the logs are not nsqd's own, and not there where they are;
 - ``_from`` says where reading starts in the partitions that enter with the micro-batch of which this is the end. So
-  what a micro-batch reads follows from its two offsets alone, however often and wherever it is repeated.
+  what a micro-batch reads follows from its two offsets alone, however often and wherever it is repeated;
+- ``_times`` has for each log a time, in nanoseconds since 1970, that nothing before its offset is later than. So in the
+  log that was read nothing later stands before the offset; where it does, nsqd runs on an older copy of the log and has
+  given the numbers of messages that were read to others. An nsqd that does not say how late its messages are has none.
 
-The form before (version 1) named logs by the address of their nsqd, and had their ids apart; it is understood::
+Version 2 had no ``_times``. Version 1 named logs by the address of their nsqd, and had their ids apart. Both are
+understood::
 
     {"_log":    {"flights": {"127.0.0.1:4150/0": "0000018f3c5a7b21"}},
      "flights": {"127.0.0.1:4150/0": 336777}}
@@ -35,6 +40,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from flintmq.errors import OptionError
+from flintmq.names import listed
 from flintmq.spark.errors import SOURCE, BadCheckpoint
 
 LOG_KEY = "_log"
@@ -42,8 +48,11 @@ FROM_KEY = "_from"
 LAG_KEY = "_lag"  # of a progress alone
 CHANNEL_KEY = "@channel"  # likewise; no topic can have that name
 MODE_KEY = "_mode"
-RESERVED_TOPICS = frozenset({LOG_KEY, FROM_KEY, LAG_KEY, MODE_KEY})
-VERSION = 2
+TIMES_KEY = "_times"
+RESERVED_TOPICS = frozenset({LOG_KEY, FROM_KEY, LAG_KEY, MODE_KEY, TIMES_KEY})
+VERSION = 3
+BY_LOG_ID = (2, VERSION)
+"""The versions that name logs by their ids."""
 FIRST_SEQUENCE = 1  # of a new log; a user's 0 means the same
 LATEST_SEQUENCE = -1
 LISTED_MAX = 20  # of what there is, in an error
@@ -73,15 +82,22 @@ Offsets = dict[PartitionKey, int]
 """The next message to read, by log."""
 
 
-def to_json(offsets: Mapping[PartitionKey, int], entering: Mapping[PartitionKey, int] = {}) -> dict[str, Any]:
+def to_json(
+    offsets: Mapping[PartitionKey, int],
+    entering: Mapping[PartitionKey, int] = {},
+    times: Mapping[PartitionKey, int] = {},
+) -> dict[str, Any]:
     """Return the offsets as a dictionary whose keys are sorted at every level.
 
     Args:
         entering: where reading starts in partitions that the offset before does not have.
+        times: that nothing before the offset of a log is later than, in ns.
     """
     result: dict[str, Any] = {LOG_KEY: VERSION, **_nested(offsets)}
     if entering:
         result[FROM_KEY] = _nested(entering)
+    if times:
+        result[TIMES_KEY] = _nested(times)
     return dict(sorted(result.items()))
 
 
@@ -118,13 +134,18 @@ def entries_of(value: Mapping[str, Any]) -> Offsets:
     return _positions(value.get(FROM_KEY, {}), value)
 
 
+def times_of(value: Mapping[str, Any]) -> Offsets:
+    """Return the time of each log that nothing before its offset is later than, in ns, as far as it is known."""
+    return _positions(value.get(TIMES_KEY, {}), value)
+
+
 def _positions(sequences: Mapping[str, Mapping[str, Any]], value: Mapping[str, Any]) -> Offsets:
     logs = value.get(LOG_KEY)
     positions: Offsets = {}
     try:
         for topic, labels in sequences.items():
             for label, sequence in labels.items():
-                if logs == VERSION:
+                if logs in BY_LOG_ID:
                     match = _LABEL.fullmatch(label)
                     if match is None:
                         raise ValueError(f"{label!r} is not <partition>/<log id>")
@@ -237,9 +258,7 @@ def _placed(key: PartitionKey, nsqd: str) -> str:
 def _shown(logs: Mapping[PartitionKey, Place]) -> str:
     """Show logs, and where they begin and end, in an error."""
     rows = sorted((_placed(key, log.nsqd), log.start, log.end) for key, log in logs.items())
-    shown = [f"{label} ({start} to {end}, exclusive)" for label, start, end in rows]
-    more = f" and {len(shown) - LISTED_MAX} more" if len(shown) > LISTED_MAX else ""
-    return ", ".join(shown[:LISTED_MAX]) + more
+    return listed((f"{label} ({start} to {end}, exclusive)" for label, start, end in rows), LISTED_MAX)
 
 
 def parse_times(option: str, text: str) -> GivenOffsets:
@@ -270,7 +289,8 @@ def parse_given(
     value.pop(LAG_KEY, None)
     value.pop(CHANNEL_KEY, None)
     value.pop(MODE_KEY, None)
-    if logs == VERSION and not isinstance(logs, bool):
+    value.pop(TIMES_KEY, None)
+    if logs in BY_LOG_ID:
         logs = {}
     if not isinstance(logs, dict) or not all(isinstance(labels, dict) for labels in (*logs.values(), *value.values())):
         raise error

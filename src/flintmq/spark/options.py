@@ -23,11 +23,11 @@ from flintmq.client.core.settings import MAX_IN_FLIGHT_MAX
 from flintmq.client.core.sharding import SHARDINGS
 from flintmq.errors import UNKNOWN, OptionError
 from flintmq.limits import BATCH_SIZE_MAX, PARTITION_COUNT_MAX
-from flintmq.names import is_valid_name
+from flintmq.names import is_valid_name, listed
 from flintmq.net.tls import VERSIONS
 from flintmq.spark.errors import SOURCE
 from flintmq.spark.names import ALIASES, ELSEWHERE
-from flintmq.spark.offsets import RESERVED_TOPICS, TIME_MAX_MS, TIMES_FORM
+from flintmq.spark.offsets import LISTED_MAX, RESERVED_TOPICS, TIME_MAX_MS, TIMES_FORM
 from flintmq.spark.schema import COLUMNS, TYPES
 
 # what Spark itself leaves among the options of a source or sink
@@ -65,9 +65,14 @@ NO_BATCH = (
     "trigger(availableNow=True), channel and spoolLocation, which reads what waits and ends"
 )
 """Why a batch read consumes no channel."""
+_NO_END = "a stream has no end; use spark.read"
 
 T = TypeVar("T")
 Parse = Callable[[str], Any]
+
+
+class _NotAllowed(ValueError):
+    """A value that is refused with more than what the option allows in general."""
 
 
 def _option(
@@ -208,7 +213,10 @@ def _pattern(text: str) -> str:
 
 def _columns(text: str) -> tuple[str, ...]:
     names = _names(text.lower())
-    if not names or len(set(names)) != len(names) or any(name not in TYPES for name in names):
+    if unknown := [name for name in dict.fromkeys(names) if name not in TYPES]:
+        shown = listed(unknown, LISTED_MAX)
+        raise _NotAllowed(f"{_COLUMNS}: there is no {shown}; there is {', '.join(TYPES)}")
+    if not names or len(set(names)) != len(names):
         raise ValueError(text)
     return names
 
@@ -299,6 +307,7 @@ def camel(field_name: str) -> str:
 
 _ADDRESSES = "host:port, such as 127.0.0.1:4150 or [::1]:4150, without http://; several separated by commas"
 _LOOKUPDS = "host:port or https://host:port, without a user or a path; several separated by commas"
+_COLUMNS = "distinct column names separated by commas"
 _DURATION = "a duration such as 500ms, 30s, 15m"
 _FETCH_SIZES = f"a size such as 256KiB, from 4KiB to {BATCH_SIZE_MAX >> 20}MiB"
 
@@ -363,6 +372,8 @@ def _fields(cls: type) -> tuple[dataclasses.Field[Any], ...]:
 def _parsed(field: dataclasses.Field[Any], option: str, text: str) -> Any:
     try:
         return field.metadata["parse"](text)
+    except _NotAllowed as error:
+        raise _refuse(option, text, str(error)) from None
     except (ValueError, KeyError, re.error):
         shown = HIDDEN if field.metadata["is_secret"] else text
         raise _refuse(option, shown, field.metadata["allowed"]) from None
@@ -597,7 +608,10 @@ class SourceOptions(LinkOptions):
         "",
     )
     max_messages_per_trigger: int = _option(
-        2_000_000, _whole(0), "a whole number, 0 for no limit", "most messages of one micro-batch"
+        2_000_000,
+        _whole(0),
+        "a whole number, 0 for no limit",
+        "most messages of one micro-batch; one of each partition that has any is read even if that is more",
     )
     max_bytes_per_trigger: int = _option(
         0,
@@ -626,9 +640,7 @@ class SourceOptions(LinkOptions):
         "true or false",
         "accept startingOffsets=latest without `channel`: a crash before the first micro-batch skips messages",
     )
-    columns: tuple[str, ...] = _option(
-        COLUMNS, _columns, "distinct column names separated by commas", "read only these columns, in this order", "all"
-    )
+    columns: tuple[str, ...] = _option(COLUMNS, _columns, _COLUMNS, "read only these columns, in this order", "all")
     include_headers: bool = _option(
         False,
         _flag,
@@ -659,7 +671,14 @@ class SourceOptions(LinkOptions):
         "with failOnDataLoss=false it waits for ever",
         "5m",
     )
-    lookupd_poll_interval: float = _option(10.0, _duration_s, _DURATION, "how often nsqlookupd is asked", "10s")
+    lookupd_poll_interval: float = _option(
+        10.0,
+        _duration_s,
+        _DURATION,
+        "how often each nsqlookupd is asked, from the end of the last time: 3 requests with `topicPattern`, however "
+        "many topics there are; one for each topic that is named, 8 at a time. A micro-batch waits for that",
+        "10s",
+    )
 
     def __post_init__(self) -> None:
         if self.deferred == DUE and self.mode == AUTO:
@@ -776,17 +795,21 @@ class SourceOptions(LinkOptions):
             name, value = ("deferred", DUE) if self.deferred else ("mode", self.mode)
             raise _refuse(name, value, what)
 
-    def check_stream(self) -> None:
+    def check_stream(self, what: str = _NO_END) -> None:
         """Refuse what would lose messages in ``spark.readStream``.
+
+        Args:
+            what: has no end, and what to do instead where one is given.
 
         Raises:
             OptionError: which option, and what to give instead.
         """
-        if self.ending_offsets != LATEST or self.ending_timestamp is not None:
-            raise _refuse("endingOffsets", self.ending_offsets, "a stream has no end; use spark.read")
+        if self.ending_timestamp is not None:
+            raise _refuse("endingTimestamp", in_ms(self.ending_timestamp), what)
         if self.ending_offsets_by_timestamp:
-            shown = self.ending_offsets_by_timestamp
-            raise _refuse("endingOffsetsByTimestamp", shown, "a stream has no end; use spark.read")
+            raise _refuse("endingOffsetsByTimestamp", self.ending_offsets_by_timestamp, what)
+        if self.ending_offsets != LATEST:
+            raise _refuse("endingOffsets", self.ending_offsets, what)
         # a query that crashes before its first micro-batch is planned starts anew, and "latest" has moved on by then;
         # only a position that nsqd keeps makes it safe
         if not self.channel and not self.allow_unsafe_latest and self._starts_at_latest():

@@ -1,14 +1,19 @@
 """The places where a task's rows go: which nsqd, which partition.
 
 A row's place follows from the row and from its task alone: from the column ``partition``, from ``key`` as our clients
-shard, else from the numbers of task and epoch. Never from arrival, or from who answers first: a task that is run again
-puts each row where its first try did. How many partitions that one found is in the names of its producers, so a topic
-that has got more since is no reason to put rows elsewhere.
+shard, else from the numbers of task and epoch, and from the name of a batch write. Never from arrival, or from who
+answers first: a task that is run again puts each row where its first try did. How many partitions that one found is in
+the names of its producers, so a topic that has got more since is no reason to put rows elsewhere.
 
 nsqlookupd lists no nsqd that is away, so by asking it alone a task cannot know that it misses rows of an earlier try.
 What it listed when the write began goes with the writer (:class:`Begun`), and those nsqds are asked as well.
 
-The rules of this file: who leads a partition is asked, and may change; the partition may not.
+A topic without partitions is one log of an nsqd's own, or several that a cluster keeps: those have numbers, and are
+placed in like partitions.
+
+The rules of this file: who leads a partition is asked, and may change; the partition may not. Nothing is made here: a
+topic that no nsqd has is made by what is published to it (:meth:`flintmq.spark.publish.Publishers.publish_first`), and
+then it is looked for again.
 
 Source: docs/idempotent.md ("PRODUCERS"), docs/decisions/0027.
 """
@@ -73,7 +78,10 @@ def begin(options: SinkOptions, is_first: bool) -> Begun:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A partition of a topic; ``partition`` is None for a plain topic, which is published to at one address."""
+    """A partition of a topic, or a log that a cluster keeps of a plain one.
+
+    ``partition`` is None for a plain topic of an nsqd's own, which is published to at one address.
+    """
 
     topic: str
     partition: int | None
@@ -84,8 +92,11 @@ class Layout:
     """The places of one topic, as a task publishes to it.
 
     Attributes:
-        partition_count: of the topic when the task was tried first; 0 for a plain topic.
-        address: of a plain topic.
+        partition_count: of the topic when the task was tried first; 0 for a plain topic that is in one place.
+        address: of that place.
+        log: the number that a cluster has given it since; None without one.
+        is_plain: whether the topic has no partitions, also if a cluster keeps several logs of it.
+        is_new: whether the nsqd at ``address`` did not have the topic.
         leaders: addresses by partition.
         known: producers of this task that were there before, and their last sequences.
         is_certain: whether what an earlier try has stored is known; not when an nsqd that may have it stayed away.
@@ -94,6 +105,9 @@ class Layout:
     topic: str
     partition_count: int = 0
     address: str = ""
+    log: int | None = None
+    is_plain: bool = False
+    is_new: bool = False
     leaders: dict[int, str] = field(default_factory=dict)
     known: dict[str, int] = field(default_factory=dict)
     is_certain: bool = True
@@ -104,6 +118,8 @@ class _Found:
     """The answers of all nsqds to one round of questions."""
 
     partition_num: int = 0
+    has_partitions: bool = False  # of their own, not only logs that a cluster keeps
+    taken_for_one: int | None = None  # the log of a cluster in which an earlier try stored when it knew of none
     leaders: dict[int, tuple[int, bool, str]] = field(default_factory=dict)  # epoch, known from the start, address
     owners: dict[int, list[str]] = field(default_factory=dict)  # of partitions that no cluster keeps
     with_topic: list[str] = field(default_factory=list)
@@ -150,6 +166,10 @@ class Placing:
         if topic not in self._layouts:
             self._layouts[topic] = self._look(topic)
         return self._layouts[topic]
+
+    def forget(self, topic: str) -> None:
+        """Look for the places of a topic anew when they are asked for: it was not there, and is being made."""
+        self._layouts.pop(topic, None)
 
     def find(self, place: Place) -> str | None:
         """Ask once who leads a partition now; None when nobody says, or one that may have it is away."""
@@ -209,12 +229,12 @@ class Placing:
             if self._has_others(topic, found):
                 return None
             known = {each: last for those in found.knowing.values() for each, last in those.items()}
-            layout = Layout(topic, known=known)
+            layout = Layout(topic, known=known, is_plain=not found.has_partitions)
             try:
                 if found.partition_num or found.leaders:
                     self._place_in_partitions(layout, found)
                 else:
-                    layout.address = self._plain(topic, addresses, found)
+                    self._place_plainly(layout, found, self._plain(topic, addresses, found))
                 return layout
             except (*FAILURES, LogAway) as error:
                 address = getattr(error, "address", "")
@@ -239,7 +259,7 @@ class Placing:
                     layout.leaders = {number: place for number, (*_, place) in found.leaders.items()}
                     layout.partition_count = min(layout.partition_count, found.partition_num) or found.partition_num
                 else:
-                    layout.address = self._turn(instead)
+                    self._place_plainly(layout, found, self._turn(instead))
                 log.warning(
                     "%s; going on without it, also in the next %.0f s: rows of topic %s that an earlier try has stored "
                     "there are stored again",
@@ -260,9 +280,15 @@ class Placing:
 
     def _place_in_partitions(self, layout: Layout, found: _Found) -> None:
         counts = [count for each in layout.known if (count := self._identity.partition_count_in(each))]
-        layout.partition_count = max(counts, default=found.partition_num)
+        is_in_one = layout.is_plain and not counts and found.taken_for_one is not None
+        layout.partition_count = 0 if is_in_one else max(counts, default=found.partition_num)
         for partition in range(max(layout.partition_count, found.partition_num)):
             layout.leaders[partition] = self._leader(layout.topic, partition, found)
+        if is_in_one and found.taken_for_one is not None:
+            layout.log, layout.address = found.taken_for_one, layout.leaders[found.taken_for_one]
+
+    def _place_plainly(self, layout: Layout, found: _Found, address: str) -> None:
+        layout.address, layout.is_new = address, address not in found.with_topic
 
     def _leader(self, topic: str, partition: int, found: _Found) -> str:
         """Return who a partition is published to.
@@ -340,15 +366,20 @@ class Placing:
     def _take(self, address: str, answer: dict[str, Any], found: _Found) -> None:
         found.with_topic.append(address)
         found.partition_num = max(found.partition_num, int(answer["partition_num"]))
+        found.has_partitions |= bool(answer["partition_num"])
         known = found.knowing.setdefault(address, {})
         for row in answer["partitions"]:
-            known |= {str(each): int(last) for each, last in row["producers"].items()}
-            if answer["partition_num"]:
-                # of nsqds that own the same partition the one that each try knows of
-                number, led = int(row["partition"]), (int(row["epoch"]), address in self._begun.nsqds, address)
+            producers = {str(each): int(last) for each, last in row["producers"].items()}
+            known |= producers
+            # of nsqds that own the same partition the one that each try knows of
+            number, led = int(row["partition"]), (int(row["epoch"]), address in self._begun.nsqds, address)
+            if answer["partition_num"] or led[0]:
                 found.leaders[number] = max(found.leaders.get(number, led), led)
+                found.partition_num = max(found.partition_num, number + 1)
                 if not led[0]:
                     found.owners.setdefault(number, []).append(address)
+                elif any(self._identity.partition_count_in(each) == 0 for each in producers):
+                    found.taken_for_one = number
         highest = [int(other["partition"]) + 1 for other in answer.get("elsewhere", ())]
         found.partition_num = max(found.partition_num, *highest, 0)
 

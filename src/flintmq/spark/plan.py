@@ -24,7 +24,8 @@ class FetchRange:
     """Messages ``start`` to ``end`` (exclusive) of one partition log.
 
     ``nsqd`` is where it was when the range was planned, empty when nobody knew; whoever reads looks for it if it is not
-    there. So ranges are equal wherever their log is.
+    there. So ranges are equal wherever their log is. When a range was planned, it was logged that the messages below
+    ``told_end`` are lost; it is not cut short for that, as the tasks of a micro-batch follow from its offsets alone.
     """
 
     topic: str
@@ -33,6 +34,7 @@ class FetchRange:
     start: int
     end: int
     log_id: str
+    told_end: int = field(default=0, compare=False)
 
     @property
     def key(self) -> PartitionKey:
@@ -105,10 +107,10 @@ def admit(backlogs: Mapping[PartitionKey, Backlog], messages_max: int, bytes_max
     """Choose how far the next micro-batch reads each partition.
 
     Each partition gets its share of the limit in proportion to its backlog, and at least one message, so that a long
-    backlog cannot starve a short one.
+    backlog cannot starve a short one. What that is too much for the limit is taken from the longest.
 
     Args:
-        messages_max: 0 for no limit.
+        messages_max: 0 for no limit; exceeded where more partitions than that have a backlog, by one message of each.
         bytes_max: 0 for no limit; compared with mean sizes.
 
     Returns:
@@ -121,9 +123,14 @@ def admit(backlogs: Mapping[PartitionKey, Backlog], messages_max: int, bytes_max
     total_bytes = sum(b.count * b.message_bytes for b in backlogs.values())
     if bytes_max and total_bytes > bytes_max:
         ratio = min(ratio, bytes_max / total_bytes)
-    ends = {}
-    for key in sorted(backlogs):
-        backlog = backlogs[key]
-        taken = backlog.count if ratio == 1.0 else min(backlog.count, max(1, int(backlog.count * ratio)))
-        ends[key] = backlog.start + taken
-    return ends
+    taken = {key: backlogs[key].count for key in sorted(backlogs)}
+    if ratio != 1.0:
+        taken = {key: min(count, max(1, int(count * ratio))) for key, count in taken.items()}
+    excess = sum(taken.values()) - messages_max if messages_max else 0
+    for key in sorted(taken, key=lambda key: (-taken[key], key)):
+        if excess <= 0:
+            break
+        less = min(excess, max(0, taken[key] - 1))
+        taken[key] -= less
+        excess -= less
+    return {key: backlogs[key].start + count for key, count in taken.items()}

@@ -2,7 +2,8 @@
 
 The rules of this file: an MPUB counts as stored when nsqd answered OK, not before; what has no answer when a connection
 breaks is sent again, so it may be stored twice unless it says of which producer it is; no more than ``maxInFlight``
-MPUBs wait for an answer; order holds as long as nothing fails, and for each producer in any case.
+MPUBs wait for an answer; order holds as long as nothing fails, and for each producer in any case; to a topic that
+was not there one MPUB goes, and the next when that is answered.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from flintmq.spark.broker import FAILURES, TOPIC_NOT_EXIST, NsqdConnection, is_f
 from flintmq.spark.options import SinkOptions
 from flintmq.spark.placing import Place, Placing
 from flintmq.spark.retry import Retries
-from flintmq.wire.bodies import HEADED
+from flintmq.wire.bodies import HEADED, TRACED, Front
 from flintmq.wire.commands import COMMANDS
 
 COUNT_FIELD_BYTES = 4
 _SIZE_AND_COUNT = Struct(">II")
 _SIZE = Struct(">I")
+_HAS_SEVERAL = "E_BAD_PARTITION"
+"""The answer to a publish that names no partition of a topic that has got some since it was looked for."""
 
 # what nsqd says about a request that will never do, and the option that knows its limit
 _LIMITS = {
@@ -30,7 +33,22 @@ _LIMITS = {
     "E_BAD_BODY": "the MPUB is longer than nsqd's --max-body-size; batchBytes={0.batch_bytes}",
 }
 _HEADERS = "rows with headers make no topic: create it with extend=true, as by POST /topic/create?topic={}&extend=true"
+_TRACES = "rows with a trace_id make no topic: flintmq topic create {} --partitions=N"
+_NOT_MADE = "topics are not made by publishing there: flintmq topic create {} --partitions=N"
+_FOR_WANT_OF = {HEADED: _HEADERS, TRACED: _TRACES}  # a topic, by what the rows have
 _DELAY_LIMIT = "defer_ms is more than nsqd's --max-req-timeout"
+
+
+class NotTaken(Exception):
+    """A topic that its nsqd did not have took nothing yet, or nobody knows: where it is has to be looked for again.
+
+    Args:
+        error: why.
+    """
+
+    def __init__(self, error: FlintError) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 class Publisher:
@@ -78,10 +96,42 @@ class Publisher:
         Args:
             place: where they go, for ``moved``.
         """
+        self._add(place, line, count, messages)
+        self._pump(self._options.max_in_flight - 1)
+
+    def publish_first(self, place: Place, line: bytes, count: int, messages: memoryview) -> None:
+        """As :meth:`publish_with`, to a topic that this nsqd did not have: once, and it waits for the answer.
+
+        A node of a cluster has the topic made and takes nothing: what goes to which log is known when it is there. So
+        nothing else may be on its way, of which nsqd could take a later part.
+
+        Raises:
+            PublishRefused: nsqd refuses it for good, or makes no topics.
+            NotTaken: where it goes has to be looked for again.
+            FlintError: as :meth:`publish`.
+        """
+        self._pump(0)
+        self._add(place, line, count, messages)
+        try:
+            self._send_unsent()
+            self._take_answer()
+        except FAILURES as error:
+            self.close()
+            code = error.code if isinstance(error, NsqdError) else ""
+            is_refused = code == TOPIC_NOT_EXIST or is_final(error, self.address, self._link)
+            if not is_refused or code == _HAS_SEVERAL:
+                raise NotTaken(error) from error
+            if isinstance(error, NsqdError):
+                raise self._refused(error) from error
+            raise
+        finally:
+            self._pending.clear()
+            self._unsent = 0
+
+    def _add(self, place: Place, line: bytes, count: int, messages: memoryview) -> None:
         head = line + _SIZE_AND_COUNT.pack(len(messages) + COUNT_FIELD_BYTES, count)
         self._pending.append((place, b"".join((head, messages))))
         self._unsent += 1
-        self._pump(self._options.max_in_flight - 1)
 
     def drain(self) -> None:
         """Wait until every MPUB is answered.
@@ -175,15 +225,15 @@ class Publisher:
         if not isinstance(error, NsqdError) or error.code != TOPIC_NOT_EXIST or not self._pending:
             return False
         place, data = self._pending[0]  # answers come in order: this one is for the first
-        command = data[: data.index(b" ")].decode()
-        return place.partition is None and COMMANDS[command].body.front is HEADED
+        return place.partition is None and _front(data) is HEADED
 
     def _refused(self, error: NsqdError) -> PublishRefused:
         hint = _LIMITS.get(error.code, "").format(self._options)
         if error.code == "E_INVALID" and "timeout" in error.detail and "out of range" in error.detail:
             hint = _DELAY_LIMIT
         if error.code == TOPIC_NOT_EXIST and self._pending:
-            hint = _HEADERS.format(self._pending[0][0].topic)
+            place, data = self._pending[0]
+            hint = _FOR_WANT_OF.get(_front(data), _NOT_MADE).format(place.topic)
         detail = f"{error.detail} ({hint})" if hint else error.detail
         if self._pending:  # answers come in order: this one is for the first
             place, data = self._pending[0]
@@ -192,6 +242,11 @@ class Publisher:
             if error.code == "E_BAD_MESSAGE":
                 detail += f": {_longest(data)}"
         return PublishRefused(error.code, detail, error.nsqd)
+
+
+def _front(data: bytes) -> Front:
+    """Return what stands in front of the bodies of a command."""
+    return COMMANDS[data[: data.index(b" ")].decode()].body.front
 
 
 def _longest(data: bytes) -> str:
@@ -228,6 +283,10 @@ class Publishers:
             address: where the place was when the task began.
         """
         self._at(self._moved_to.get(place, address)).publish_with(place, line, count, messages)
+
+    def publish_first(self, place: Place, address: str, line: bytes, count: int, messages: memoryview) -> None:
+        """Send messages to a topic that its nsqd did not have, and wait; as :meth:`Publisher.publish_first`."""
+        self._at(address).publish_first(place, line, count, messages)
 
     def drain(self) -> None:
         """Wait until everything is answered; raises as :meth:`Publisher.publish`."""

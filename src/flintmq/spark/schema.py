@@ -30,8 +30,9 @@ TYPES = {
     "nsqd": "string",
     "log_id": "string",
     "headers": "map<string,string>",
+    "headers_json": "string",
 }
-COLUMNS = tuple(name for name in TYPES if name not in ("log_id", "headers"))
+COLUMNS = tuple(name for name in TYPES if name not in ("log_id", "headers", "headers_json"))
 """Without headers, which are taken apart one by one, and without the log: who wants them says so."""
 
 

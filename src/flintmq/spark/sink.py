@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
@@ -38,7 +39,8 @@ from flintmq.spark.garbage import spare_what_stays
 from flintmq.spark.identity import EPOCH_PROPERTY, NAME_SIZE_MAX, QUERY_ID_PROPERTY, TaskIdentity, query_name
 from flintmq.spark.options import AT_LEAST_ONCE, ONCE, SinkOptions
 from flintmq.spark.placing import SINK, Begun, Layout, Place, Placing, begin
-from flintmq.spark.publish import Publisher, Publishers
+from flintmq.spark.publish import NotTaken, Publisher, Publishers
+from flintmq.spark.retry import Retries
 from flintmq.wire.commands import publish_row
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 
 SEGMENT_BYTES = 8 << 20  # of bodies, about: what a task gathers before it publishes
 SEGMENT_ROWS = 200_000
+SEGMENT_TEXT_BYTES = 64 << 20  # of keys, headers and topics, about; above what usual ones have in so many rows
 ORDERED_BYTES_MAX = 1 << 30  # of a task's rows with orderBy, which are all in memory
 ORDERED_BATCH_ROWS = 10_000
 
@@ -59,10 +62,14 @@ _TYPES = {
     "key": ("string", "binary", *_WHOLE),
     "trace_id": _WHOLE,
     "headers": ("map<string,string>", "string"),
+    "headers_json": ("string",),
     "defer_ms": _WHOLE,
 }
 """The columns of a row, and the types that each may have."""
+_HEADERS = ("headers", "headers_json")
 _NAMING = ("topic", "partition", "key", "trace_id")
+_TEXTS = ("topic", "key", *_HEADERS)
+"""Columns beside the body whose values may be long."""
 _ROW = "#row"
 """A column of the task's own: the number of a row in the batch that Spark gave, for who may be refused later."""
 
@@ -114,7 +121,10 @@ def check_columns(options: SinkOptions, schema: StructType) -> None:
         raise OptionError("topic", "", "give the option topic, or a column topic of type string", SINK)
     if "partition" in types and "key" in types:
         raise OptionError("columns", "partition, key", "give one of them, each says where a row goes", SINK)
-    if "defer_ms" in types and ("headers" in types or "trace_id" in types):
+    if "headers_json" in types and types.get("headers") == "string":
+        allowed = "give one of them; beside headers_json, headers is a map<string,string> that is put over it"
+        raise OptionError("columns", "headers string, headers_json", allowed, SINK)
+    if "defer_ms" in types and not types.keys().isdisjoint({*_HEADERS, "trace_id"}):
         raise OptionError("columns", have, "nsqd keeps no headers or trace id with a delay: leave out defer_ms", SINK)
     if options.sharding == "java" and types.get("key") == "binary":
         raise OptionError("columns", "key binary", "sharding=java is for text and numbers", SINK)
@@ -211,18 +221,27 @@ class _Task:
         self._publishers = Publishers(self._placing, options)
         self._plain: Publisher | None = None  # for nsqds of others
         self._gathered: list[pa.RecordBatch] = []
-        self._gathered_bytes = self._gathered_rows = 0
+        self._gathered_bytes = self._gathered_rows = self._gathered_text_bytes = 0
         self._segment = 0
         self._names: set[str] = set()
 
     def gather(self, batch: pa.RecordBatch) -> None:
         """Take rows, and publish when they are a segment."""
+        from flintmq.spark.encode import text_bytes
+
         batch = self._checked(batch)
         if not batch.num_rows:
             return
         self._gathered.append(batch)
         self._gathered_rows += batch.num_rows
-        is_full = self._gathered_bytes >= SEGMENT_BYTES or self._gathered_rows >= SEGMENT_ROWS
+        # not into the bytes of bodies: what is published again after an upgrade has to end where it ended before
+        texts = [batch.column(name) for name in batch.schema.names if name in _TEXTS]
+        self._gathered_text_bytes += sum(map(text_bytes, texts))
+        is_full = (
+            self._gathered_bytes >= SEGMENT_BYTES
+            or self._gathered_rows >= SEGMENT_ROWS
+            or self._gathered_text_bytes >= SEGMENT_TEXT_BYTES
+        )
         if is_full or self._is_numbered:
             self._publish()
 
@@ -272,7 +291,8 @@ class _Task:
             columns.pop("topic", None)
         else:
             self._check_topics(batch)
-        if "headers" in columns:  # they are looked into when they are published, and a row is refused then
+        if not columns.keys().isdisjoint(_HEADERS):
+            # they are looked into when they are published, and a row is refused then
             columns[_ROW] = pa.array(range(batch.num_rows), pa.int32())
         rows = pa.RecordBatch.from_pydict(columns)
         limit = options.max_message_size
@@ -325,12 +345,15 @@ class _Task:
 
     def _publish(self) -> None:
         """Publish what was gathered as one segment; the last of it may be answered later."""
-        import pyarrow as pa
+        segments = _combined(self._gathered)
+        self._gathered.clear()
+        self._gathered_bytes = self._gathered_rows = self._gathered_text_bytes = 0
+        for rows in segments:
+            self._publish_segment(rows)
+
+    def _publish_segment(self, rows: pa.RecordBatch) -> None:
         import pyarrow.compute as pc
 
-        rows = pa.Table.from_batches(self._gathered).combine_chunks().to_batches()[0]
-        self._gathered.clear()
-        self._gathered_bytes = self._gathered_rows = 0
         if self._options.topic:
             self._publish_topic(self._options.topic, rows)
         else:
@@ -342,14 +365,24 @@ class _Task:
     def _publish_topic(self, topic: str, rows: pa.RecordBatch) -> None:
         names = set(rows.schema.names) - {"topic", "body", _ROW}
         is_plain = self._options.delivery == AT_LEAST_ONCE and not names
-        layout = None if is_plain else self._placing.of(topic)
-        if layout is None:
-            self._publish_plain(topic, rows, names, is_plain)
-        else:
-            self.done.is_once &= layout.is_certain
-            for place, address, share in self._shares(layout, rows):
-                self._publish_share(layout, place, address, share)
+        retries = Retries(self._options.retries)
+        while True:
+            layout = None if is_plain else self._placing.of(topic)
+            try:
+                if layout is None:
+                    self._publish_plain(topic, rows, names, is_plain)
+                else:
+                    self._publish_to(layout, rows)
+                break
+            except NotTaken as failed:  # its partitions decide where rows go, and how their producers are called
+                self._placing.forget(topic)
+                retries.failed(failed.error, f"publishing to topic {topic}, which was not there,")
         self.done.messages[topic] = self.done.messages.get(topic, 0) + rows.num_rows
+
+    def _publish_to(self, layout: Layout, rows: pa.RecordBatch) -> None:
+        self.done.is_once &= layout.is_certain
+        for place, address, share in self._shares(layout, rows):
+            self._publish_share(layout, place, address, share)
 
     def _publish_plain(self, topic: str, rows: pa.RecordBatch, names: set[str], is_wanted: bool) -> None:
         from flintmq.spark.encode import encode_bodies
@@ -376,7 +409,7 @@ class _Task:
         import numpy as np
         import pyarrow as pa
 
-        if not layout.partition_count:
+        if layout.is_plain:
             for name in rows.schema.names:
                 # partition 0 is all that there is; of a key's rows nobody could say that they come in order
                 if (name == "partition" and any(rows.column(name).to_pylist())) or (
@@ -386,7 +419,8 @@ class _Task:
                         f"topic {layout.topic} has no partitions: leave out the column {name}, or create it with some"
                     )
                     raise PublishRefused("E_BAD_PARTITION", what)
-            yield Place(layout.topic, None), layout.address, rows
+        if not layout.partition_count:
+            yield Place(layout.topic, layout.log), layout.address, rows
             return
         chosen = self._partitions(layout, rows)
         for partition in np.unique(chosen).tolist():
@@ -418,11 +452,13 @@ class _Task:
                 return
         columns = {name: rows.column(name) for name in rows.schema.names}
         is_once = options.delivery != AT_LEAST_ONCE
-        headers, trace_ids, delays = (columns.get(name) for name in ("headers", "trace_id", "defer_ms"))
+        headers, texts, trace_ids, delays = (columns.get(name) for name in (*_HEADERS, "trace_id", "defer_ms"))
+        if headers is None:
+            headers, texts = texts, None
         fronts = None
         try:
             if headers is not None:
-                fronts = header_fronts(headers, trace_ids)
+                fronts = header_fronts(headers, trace_ids, texts)
             elif trace_ids is not None:
                 fronts = trace_fronts(trace_ids)
         except HeadersRefused as error:
@@ -442,8 +478,22 @@ class _Task:
             part = encoded.part(first, end)
             for count, messages in part.slices(options.batch_messages, options.batch_bytes):
                 values = row.line_values((place.topic, place.partition, defer_ms, producer_id, sequence))
-                self._publishers.publish(place, address, row.line(*values), count, messages)
+                line = row.line(*values)
+                if layout.is_new:
+                    self._publish_first(layout, place, address, line, count, messages)
+                else:
+                    self._publishers.publish(place, address, line, count, messages)
                 sequence += count
+
+    def _publish_first(
+        self, layout: Layout, place: Place, address: str, line: bytes, count: int, messages: memoryview
+    ) -> None:
+        try:
+            self._publishers.publish_first(place, address, line, count, messages)
+        except NotTaken:
+            self._sequences.pop(place, None)  # the rows are counted anew, for each place that there is then
+            raise
+        layout.is_new = False
 
 
 def partitions_of(rows: pa.RecordBatch, count: int, identity: TaskIdentity, sharding: str) -> npt.NDArray[np.int64]:
@@ -451,7 +501,7 @@ def partitions_of(rows: pa.RecordBatch, count: int, identity: TaskIdentity, shar
     import numpy as np
     import pyarrow.compute as pc
 
-    own = (identity.task + identity.epoch) % count
+    own = identity.turn % count
     if "partition" in rows.schema.names:
         numbers = pc.fill_null(rows.column("partition").cast("int64"), own)
         return np.asarray(numbers.to_numpy(zero_copy_only=False), np.int64)
@@ -461,6 +511,14 @@ def partitions_of(rows: pa.RecordBatch, count: int, identity: TaskIdentity, shar
         places: npt.NDArray[np.int64] = np.asarray(found, np.int64)[keys.indices.to_numpy(zero_copy_only=False)]
         return places
     return np.full(rows.num_rows, own, np.int64)
+
+
+def _combined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """Make one batch of several, or more where a column has more text than one array of Arrow takes, 2 GiB."""
+    import pyarrow as pa
+
+    found: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return found
 
 
 def _runs(delays: pa.Array | None, count: int) -> Iterator[tuple[int, int, int]]:
@@ -509,10 +567,11 @@ class NsqWriter(DataSourceArrowWriter):
         self._rows = RowWriter(options, schema, begun=begin(options, not options.write_id))
         # made on the driver, so that the attempts of a task have the same; another run has another
         self._name = options.write_id or os.urandom(NAME_SIZE_MAX // 2).hex()
+        self._offset = crc32(self._name.encode())
 
     @line_first
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._rows.write(iterator, TaskIdentity(self._name, 0, _task_number()))
+        return self._rows.write(iterator, TaskIdentity(self._name, 0, _task_number(), self._offset))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         _report(messages, "write")

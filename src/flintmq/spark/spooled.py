@@ -217,7 +217,7 @@ class AnyStreamReader(WithRows, DataSourceStreamReader, SupportsTriggerAvailable
         lost = DataLost(key.topic, key.label, sequence, None, reason)
         if self._options.fail_on_data_loss:
             raise lost
-        log.warning("%s", lost)
+        log.warning("%s", lost.forgiven())
 
     def _latest(self, reader: NsqStreamReader, at: dict[str, Any], limit: ReadLimit, spool: Spool) -> dict[str, Any]:
         """Return the latest offset; at the end of availableNow wait until there is one, or nothing waits in nsqd."""

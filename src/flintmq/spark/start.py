@@ -9,6 +9,7 @@ import logging
 from collections.abc import Mapping
 
 from flintmq.errors import OptionError
+from flintmq.names import listed
 from flintmq.spark.broker import PartitionLog
 from flintmq.spark.errors import GONE, SOURCE, DataLost
 from flintmq.spark.offsets import (
@@ -58,7 +59,7 @@ class StartingPoints:
                 lost = DataLost(key.topic, key.label, sequence, None, why)
                 if options.fail_on_data_loss:
                     raise lost
-                log.warning("%s", lost)
+                log.warning("%s", lost.forgiven())
         return {key: self._sequence(key, entry, given) for key, entry in sorted(survey.logs.items())}
 
     def _sequence(self, key: PartitionKey, entry: PartitionLog, given: GivenOffsets | None) -> int:
@@ -139,8 +140,7 @@ def check_channel(options: SourceOptions, survey: Survey) -> None:
 def left_out(options: SourceOptions, survey: Survey) -> str:
     """Name the partitions of the topics of ``assign`` that are not assigned; empty when there are none."""
     found = sorted(each for each in survey.left_out if each[0] in options.named_topics) if options.assign else []
-    more = f" and {len(found) - LISTED_MAX} more" if len(found) > LISTED_MAX else ""
-    return ", ".join(f"partition {number} of topic {topic!r}" for topic, number in found[:LISTED_MAX]) + more
+    return listed((f"partition {number} of topic {topic!r}" for topic, number in found), LISTED_MAX)
 
 
 def at_times(

@@ -19,7 +19,14 @@ from dataclasses import dataclass, field
 from flintmq.clock import Clock, SystemClock
 from flintmq.errors import DiscoveryError, FlintError, OptionError
 from flintmq.spark.broker import FAILURES, POOL, PartitionLog, TopicLogs, is_final
-from flintmq.spark.discovery import LookupRefused, all_topics, nsqds_of_topic, partition_count
+from flintmq.spark.discovery import (
+    LookupRefused,
+    TopicPlaces,
+    all_topics,
+    listed_places,
+    partition_counts,
+    places_of,
+)
 from flintmq.spark.errors import LogAway, LogTwice
 from flintmq.spark.offsets import RESERVED_TOPICS, PartitionKey
 from flintmq.spark.options import SourceOptions
@@ -83,6 +90,18 @@ class _Absence:
     next_attempt_ns: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Arguments of :meth:`Surveyor.look` with which nsqds are asked; ``times``: the time to ask for, of each topic."""
+
+    timestamp_ns: int | None
+    times: Mapping[str, int]
+    is_waiting: bool
+    is_lenient: bool
+    compared: dict[tuple[str, str], str] = field(default_factory=dict)
+    """The connection over which each nsqd was asked for the time of a topic, last."""
+
+
 class Surveyor:
     """Looks at all nsqds a query reads from."""
 
@@ -94,8 +113,9 @@ class Surveyor:
         self._sleep = sleep
         self._absences: dict[str, _Absence] = {}
         self._places: dict[PartitionKey, str] = {}
-        self._discovered: dict[str, tuple[str, ...]] = {}
+        self._discovered: dict[str, TopicPlaces] = {}
         self._discovered_ns: int | None = None
+        self._compared: dict[tuple[str, str], str] = {}  # the connection over which the times were asked for
         self._lacks_some = False
 
     def look(
@@ -105,6 +125,7 @@ class Surveyor:
         is_waiting: bool = False,
         is_lenient: bool = False,
         is_whole: bool = False,
+        times: Mapping[PartitionKey, int] = {},
     ) -> Survey:
         """Ask every nsqd for the ends of its logs.
 
@@ -114,17 +135,21 @@ class Surveyor:
             is_waiting: wait for each nsqd, and for the leaders of a cluster, as long as the retries last.
             is_lenient: having waited, go on without those who stay away.
             is_whole: wait as well for partitions that no nsqd has which nsqlookupd lists: it lists none that is dead.
+            times: that nothing is later than which was read of logs, in ns; where an nsqd may have been started again
+                since it was asked, fill in ``at`` with where what is later begins.
 
         Raises:
             FlintError: discovery failed, two nsqds have the same log, or (when waiting) something stayed away.
         """
         known = list(known)
+        asked = _Asked(timestamp_ns, _behind_all(times), is_waiting, is_lenient)
         retries = Retries(self._options.retries, self._sleep)
         while True:
-            survey = self._look_once(known, timestamp_ns, is_waiting, is_lenient)
+            survey = self._look_once(known, asked)
             if is_whole:
                 self._find_unserved(survey)
             if not is_waiting or not survey.unled:
+                self._compared |= asked.compared  # not before: a survey that is dropped has told nobody
                 return survey
             key = min(survey.unled)
             try:
@@ -133,17 +158,16 @@ class Surveyor:
                 if not is_lenient:
                     raise
                 log.warning("%s; going on without it", error)
+                self._compared |= asked.compared
                 return survey
 
-    def _look_once(
-        self, known: list[PartitionKey], timestamp_ns: int | None, is_waiting: bool, is_lenient: bool
-    ) -> Survey:
+    def _look_once(self, known: list[PartitionKey], asked: _Asked) -> Survey:
         survey = Survey()
-        wanted: Mapping[str, set[str]] = self._wanted(known, is_waiting)
+        wanted: Mapping[str, set[str]] = self._wanted(known, asked.is_waiting)
         led: dict[PartitionKey, tuple[int, str]] = {}  # as nodes of a cluster say
         while wanted:
             for address in sorted(wanted):
-                self._ask(address, sorted(wanted[address]), timestamp_ns, is_waiting, is_lenient, survey, led)
+                self._ask(address, sorted(wanted[address]), asked, survey, led)
             wanted = self._told(survey, led)
         for key, (epoch, address) in led.items():
             if key not in survey.logs:
@@ -158,23 +182,21 @@ class Surveyor:
         self,
         address: str,
         topics: list[str],
-        timestamp_ns: int | None,
-        is_waiting: bool,
-        is_lenient: bool,
+        asked: _Asked,
         survey: Survey,
         led: dict[PartitionKey, tuple[int, str]],
     ) -> None:
         found: list[TopicLogs] | None = None
-        if is_waiting:
+        if asked.is_waiting:
             try:
-                found = self._ask_patiently(address, topics, timestamp_ns)
+                found = self._ask_patiently(address, topics, asked)
             except FAILURES as error:
-                if not is_lenient or is_final(error, address, self._options.link):
+                if not asked.is_lenient or is_final(error, address, self._options.link):
                     raise
                 log.warning("nsqd %s is away, going on without it: %s", address, error)
                 survey.away[address] = str(error)
         else:
-            found = self._ask_once(address, topics, timestamp_ns, survey)
+            found = self._ask_once(address, topics, asked, survey)
         if found is None:
             return
         survey.asked.setdefault(address, set()).update(topics)
@@ -303,8 +325,8 @@ class Surveyor:
             for address in self._options.nsqd:
                 wanted[address] = set(self._options.named_topics)
         else:
-            for topic, addresses in self._discover(is_waiting).items():
-                for address in addresses:
+            for topic, places in self._discover(is_waiting).items():
+                for address in places.nsqds:
                     wanted.setdefault(address, set()).add(topic)
         for key in known:
             address = self.place(key)
@@ -312,7 +334,7 @@ class Surveyor:
                 wanted.setdefault(address, set()).add(key.topic)
         return wanted
 
-    def _discover(self, is_waiting: bool) -> dict[str, tuple[str, ...]]:
+    def _discover(self, is_waiting: bool) -> dict[str, TopicPlaces]:
         now_ns = self._clock.monotonic_ns()
         interval_s = self._options.lookupd_poll_interval
         if self._lacks_some:
@@ -334,43 +356,43 @@ class Surveyor:
         self._discovered_ns = self._clock.monotonic_ns()
         return self._discovered
 
-    def _ask_lookupds(self) -> dict[str, tuple[str, ...]]:
+    def _ask_lookupds(self) -> dict[str, TopicPlaces]:
         lookupds, timeout_s, link = self._options.lookupd, self._options.connect_timeout, self._options.link
-        topics: Iterable[str] = self._options.named_topics
-        if self._options.topic_pattern:
-            pattern = re.compile(self._options.topic_pattern)
-            found = all_topics(lookupds, timeout_s, link)
-            topics = [topic for topic in found if pattern.fullmatch(topic) and topic not in RESERVED_TOPICS]
-        return {topic: tuple(nsqds_of_topic(lookupds, topic, timeout_s, link)) for topic in topics}
+        if not self._options.topic_pattern:
+            return places_of(lookupds, self._options.named_topics, timeout_s, link)
+        pattern = re.compile(self._options.topic_pattern)
+        found = all_topics(lookupds, timeout_s, link)
+        topics = [topic for topic in found if pattern.fullmatch(topic) and topic not in RESERVED_TOPICS]
+        return listed_places(lookupds, topics, timeout_s, link)
 
     def _partition_counts(self) -> dict[str, int]:
-        """Ask nsqlookupd how many partitions the topics that it has told of have, whoever serves them."""
+        """Return how many partitions the topics have that nsqlookupd has told of, whoever serves them; those of which
+        that was not told with their places are asked about.
+        """
         options = self._options
+        counts = {topic: each.partition_count for topic, each in self._discovered.items()}
+        known = {topic: count for topic, count in counts.items() if count is not None}
+        unknown = [topic for topic in counts if topic not in known]
         retries = Retries(options.retries, self._sleep)
         while True:
             try:
-                return {
-                    topic: partition_count(options.lookupd, topic, options.connect_timeout, options.link)
-                    for topic in self._discovered
-                }
+                return known | partition_counts(options.lookupd, unknown, options.connect_timeout, options.link)
             except DiscoveryError as error:
                 if isinstance(error, LookupRefused):
                     raise
                 retries.failed(error, "discovery")
 
-    def _ask_patiently(self, address: str, topics: list[str], timestamp_ns: int | None) -> list[TopicLogs]:
+    def _ask_patiently(self, address: str, topics: list[str], asked: _Asked) -> list[TopicLogs]:
         retries = Retries(self._options.retries, self._sleep)
         while True:
             try:
-                return self._offsets(address, topics, timestamp_ns)
+                return self._offsets(address, topics, asked)
             except FAILURES as error:
                 if is_final(error, address, self._options.link):
                     raise
                 retries.failed(error, f"asking nsqd {address} for offsets")
 
-    def _ask_once(
-        self, address: str, topics: list[str], timestamp_ns: int | None, survey: Survey
-    ) -> list[TopicLogs] | None:
+    def _ask_once(self, address: str, topics: list[str], asked: _Asked, survey: Survey) -> list[TopicLogs] | None:
         """Ask as :meth:`_ask_patiently` does, without a second attempt; None: it is away."""
         now_ns = self._clock.monotonic_ns()
         absence = self._absences.get(address)
@@ -378,7 +400,7 @@ class Surveyor:
             survey.away[address] = absence.reason
             return None
         try:
-            found = self._offsets(address, topics, timestamp_ns)
+            found = self._offsets(address, topics, asked)
         except FAILURES as error:
             if is_final(error, address, self._options.link):
                 raise
@@ -397,7 +419,19 @@ class Surveyor:
             log.warning("nsqd %s is back", address)
         return found
 
-    def _offsets(self, address: str, topics: list[str], timestamp_ns: int | None) -> list[TopicLogs]:
+    def _offsets(self, address: str, topics: list[str], asked: _Asked) -> list[TopicLogs]:
         options = self._options
         with POOL.lend(address, options.connect_timeout, options.fetch_timeout, options.link) as connection:
-            return connection.offsets(topics, timestamp_ns)
+            here = [topic for topic in topics if topic in asked.times]
+            times = {each: asked.times[each] for each in here if self._compared.get((address, each)) != connection.name}
+            found = connection.offsets(topics, asked.timestamp_ns, times)
+            asked.compared.update(((address, topic), connection.name) for topic in times)
+            return found
+
+
+def _behind_all(times: Mapping[PartitionKey, int]) -> dict[str, int]:
+    """Return for each topic the first time that is later than those of all its logs."""
+    found: dict[str, int] = {}
+    for key, time_ns in times.items():
+        found[key.topic] = max(time_ns + 1, found.get(key.topic, 0))
+    return found

@@ -12,7 +12,7 @@ from flintmq.errors import OptionError
 from flintmq.message import TAG, extended_body, internal_id
 from flintmq.spark.broker import PAD_BYTES
 from flintmq.spark.decode import Decoder, locate
-from flintmq.spark.headers import HeaderMaps
+from flintmq.spark.headers import HeaderColumn
 from flintmq.spark.options import SourceOptions
 from flintmq.spark.schema import COLUMNS, TYPES, arrow_schema, columns_of, spark_schema
 
@@ -96,9 +96,34 @@ def test_any_headers_in_front_of_any_body(messages):
 
 
 def test_the_body_alone_needs_no_headers_taken_apart(monkeypatch):
-    monkeypatch.setattr(HeaderMaps, "add", lambda *_: pytest.fail("nobody asked for headers"))
+    monkeypatch.setattr(HeaderColumn, "add", lambda *_: pytest.fail("nobody asked for headers"))
     stored = encode_batch(FIRST, 0, 1, [extended_body(b'{"k":"v"}', b"x")], layout=EXTENDED)
     assert rows(stored, ("body",)) == [{"body": b"x"}]
+
+
+@pytest.mark.parametrize("layout", [EXTENDED, EXTENDED | RAW_IDS])
+def test_headers_as_the_json_they_are(layout):
+    headers = b' {"k":"v", "n":18446744073709551999.50,"n":null,"list":[1, {"a": "b"}],"quoted":"\\"\\u00fc\xc3\xbc"}'
+    bodies = [
+        extended_body(headers, b"a"),
+        extended_body(b"", b"b"),
+        extended_body(b'tag"1', b"c", TAG),
+        extended_body(b"{}", b"d"),
+        extended_body(headers, b"e"),
+        extended_body(b"\xff{", b"f"),
+    ]
+    if layout & RAW_IDS:
+        bodies = [traced(number, body) for number, body in enumerate(bodies)]
+    found = rows(encode_batch(FIRST, 0, 1, bodies, layout=layout), ("headers_json", "body"))
+    assert values(found, "headers_json", "body") == [
+        (headers.decode(), b"a"),
+        ("{}", b"b"),
+        ('{"##client_dispatch_tag":"tag\\"1"}', b"c"),
+        ("{}", b"d"),
+        (headers.decode(), b"e"),
+        ('{"":"\ufffd{"}', b"f"),
+    ]
+    assert values(rows(encode_batch(FIRST, 0, 1, [b"plain"]), ("headers_json", "body")), "headers_json") == [(None,)]
 
 
 def test_headers_that_nsqd_never_takes_are_shown():
@@ -122,7 +147,7 @@ def test_headers_are_a_column_for_those_who_want_them():
     def parsed(**options: str) -> tuple[str, ...]:
         return SourceOptions.parse({"nsqd": "a:1", "topic": "t", **options}).all_columns
 
-    assert parsed() == COLUMNS == tuple(name for name in TYPES if name not in ("log_id", "headers"))
+    assert parsed() == COLUMNS == tuple(name for name in TYPES if name not in ("log_id", "headers", "headers_json"))
     assert parsed(includeHeaders="true") == ALL
     assert parsed(includeHeaders="true", columns="body") == ("body", "headers")
     assert parsed(includeHeaders="true", columns="headers,body") == ("headers", "body")

@@ -19,6 +19,7 @@ from flintmq.spark.offsets import (
     from_json,
     is_current,
     parse_given,
+    times_of,
     to_json,
 )
 
@@ -38,9 +39,18 @@ def test_the_form_documented():
         PartitionKey("a", 0, "0000018f3c5a7b24"): 5,
     }
     assert json.dumps(to_json(offsets)) == (
-        '{"_log": 2, "a": {"0/0000018f3c5a7b24": 5}, '
+        '{"_log": 3, "a": {"0/0000018f3c5a7b24": 5}, '
         '"flights": {"0/0000018f3c5a7b21": 336777, "10/0000018f3c5a7b22": 7, "2/0000018f3c5a7b23": 1}}'
     )
+    key = PartitionKey("flights", 0, "0000018f3c5a7b21")
+    timed = to_json({key: 336_777}, {key: 1}, {key: 1_767_225_600_123_456_789})
+    assert json.dumps(timed) == (
+        '{"_from": {"flights": {"0/0000018f3c5a7b21": 1}}, "_log": 3, '
+        '"_times": {"flights": {"0/0000018f3c5a7b21": 1767225600123456789}}, '
+        '"flights": {"0/0000018f3c5a7b21": 336777}}'
+    )
+    assert (from_json(timed), times_of(timed)) == ({key: 336_777}, {key: 1_767_225_600_123_456_789})
+    assert times_of({"_log": 2, "flights": {"0/0000018f3c5a7b21": 5}}) == {}
 
 
 @pytest.mark.slow
@@ -66,7 +76,7 @@ def test_where_partitions_enter_is_part_of_an_end():
     ends, entering = {old: 9, new: 7}, {new: 3}
     end = json.loads(json.dumps(to_json(ends, entering)))
     assert json.dumps(end) == (
-        '{"_from": {"u": {"0/00000000000000b2": 3}}, "_log": 2, '
+        '{"_from": {"u": {"0/00000000000000b2": 3}}, "_log": 3, '
         '"t": {"0/00000000000000a1": 9}, "u": {"0/00000000000000b2": 7}}'
     )
     assert (from_json(end), entries_of(end)) == (ends, entering)
@@ -94,12 +104,13 @@ def test_the_form_before_is_understood():
 @pytest.mark.parametrize(
     ("offsets", "words"),
     [
-        ({"_log": 3, "t": {"0/00000000000000a1": 4}}, "form 3 of its offsets is not known here"),
+        ({"_log": 4, "t": {"0/00000000000000a1": 4}}, "form 4 of its offsets is not known here"),
         ({"t": {"0": 4}}, "form None"),
         ({"_log": 2, "t": {"a:1/0": 4}}, "'a:1/0' is not <partition>/<log id>"),
         ({"_log": {"t": {"a:1/0": A}}, "t": {"b:1/0": 4}}, "b:1/0"),
         ({"_log": 2, "t": {"0/00000000000000a1": "x"}}, "x"),
         ({"_log": 2, "t": 5}, "int"),
+        ({"_log": 3, "t": 5}, "int"),
     ],
 )
 def test_a_checkpoint_of_something_else(offsets, words):
@@ -120,7 +131,7 @@ def test_given_offsets():
 def test_offsets_of_a_checkpoint_may_be_pasted():
     key, other = PartitionKey("t", 0, A), PartitionKey("t", 0, B)
     offsets: Offsets = {key: 9}
-    pasted = parse_given("startingOffsets", json.dumps(to_json(offsets, offsets)))
+    pasted = parse_given("startingOffsets", json.dumps(to_json(offsets, offsets, offsets)))
     assert (pasted.sequence(key, "a:1"), pasted.sequence(other, "a:1")) == (9, None)
     assert pasted.gone([other]) == {key: 9}
     pasted.check("startingOffsets", {other: Place("a:1", 1, 2)})

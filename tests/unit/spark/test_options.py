@@ -349,6 +349,27 @@ def test_what_is_read():
     assert [matched.reads(topic, 0) for topic in ("a", "ab", "_log", "_x")] == [True, False, False, True]
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("endingOffsets", '{"t": {"0": 1}}', '{"t": {"0": 1}}'),
+        ("endingTimestamp", "2020-01-01", "1577836800000 ms since 1970"),
+        ("endingOffsetsByTimestamp", '{"t": {"0": 1}}', '{"t": {"0": 1}}'),
+    ],
+)
+def test_an_end_is_refused_by_the_name_that_it_was_given(name, value, shown):
+    with pytest.raises(OptionError, match="no end here") as caught:
+        source(**{name: value}).check_stream("no end here")
+    assert (caught.value.option, caught.value.value) == (name, shown)
+
+
+def test_columns_that_are_not_there_are_named():
+    with pytest.raises(OptionError, match=r"there is no nope, no; there is topic, .*, headers, headers_json$"):
+        source(columns="offset,nope,no,nope")
+    with pytest.raises(OptionError, match=r"distinct column names separated by commas$"):
+        source(columns="offset,offset")
+
+
 def test_times_one_by_one_have_no_place_in_a_streams_end():
     with pytest.raises(OptionError, match="a stream has no end"):
         source(endingOffsetsByTimestamp='{"t": {"0": 1}}').check_stream()

@@ -111,10 +111,10 @@ def test_a_micro_batch_keeps_to_its_limits(sizes, messages_max, bytes_max):
     taken = {key: ends[key] - 10 for key in backlogs}
     waiting = sum(1 for b in backlogs.values() if b.count)
     assert all(0 <= taken[key] <= backlogs[key].count for key in backlogs)
-    # each partition that has something gets something, which may be a little more than the limit
+    # each partition that has something gets something, which is more than the limit where there are more of them
     assert all(taken[key] > 0 for key in backlogs if backlogs[key].count)
     if messages_max:
-        assert sum(taken.values()) <= max(messages_max, 0) + waiting
+        assert sum(taken.values()) <= max(messages_max, waiting)
     if bytes_max:
         longest = max(b.message_bytes for b in backlogs.values())
         assert sum(taken[key] * backlogs[key].message_bytes for key in backlogs) <= bytes_max + waiting * longest
@@ -127,6 +127,15 @@ def test_a_short_backlog_is_not_starved():
     ends = admit(backlogs, 1000, 0)
     assert ends[KEYS[1]] == 2
     assert 990 < ends[KEYS[0]] <= 1001
+
+
+def test_short_backlogs_take_their_messages_from_the_longest():
+    backlogs = {key: Backlog(1, 1 + count, 200.0) for key, count in zip(KEYS, (3, 4000, 2, 6000, 1), strict=True)}
+    taken = {key: end - 1 for key, end in admit(backlogs, 100, 0).items()}
+    assert sum(taken.values()) == 100
+    assert [taken[KEYS[number]] for number in (0, 2, 4)] == [1, 1, 1]
+    assert taken[KEYS[1]] == 39 and taken[KEYS[3]] == 58
+    assert set(admit(backlogs, 2, 0).values()) == {2}, "one of each where there are more partitions than messages"
 
 
 def test_a_backlog_that_is_none():

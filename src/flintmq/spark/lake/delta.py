@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -26,9 +26,19 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 
-from flintmq.spark.lake.table import Compacted, DataFile, Mark, TableError, check_marks, local_file, one_line
+from flintmq.spark.lake.table import (
+    Compacted,
+    DataFile,
+    Mark,
+    TableError,
+    check_history,
+    check_marks,
+    local_file,
+    one_line,
+)
 
 FAILURES = (DeltaError, OSError)
+LOG_FAILURES = (OSError, ValueError, KeyError, TypeError)
 WRITER_VERSION_MAX = 7
 APPENDED_FEATURES = {
     "appendOnly", "changeDataFeed", "checkConstraints", "columnMapping", "deletionVectors", "generatedColumns",
@@ -44,6 +54,8 @@ PLAIN_FEATURES = {"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck", "deleti
 LOOKS_MAX = 3
 """At the files of the log, of which somebody may delete the oldest meanwhile."""
 _LOG_FILE = re.compile(r"(\d{20})(\.checkpoint(?:\.[\w-]+)*)?\.(json|parquet)")
+COMMITS_MAX = 100_000
+"""Most commits that are looked through, newest first, for a version that the table was taken back to."""
 STATISTICS_TEXT_MAX = 64  # characters; longer values would have to be cut, and rounded up
 
 
@@ -73,6 +85,8 @@ class DeltaLakeTable:
             found = ", ".join(self._table.metadata().partition_columns) or "nothing"
             raise TableError(directory, f"it is partitioned by {found}, not by {partition or 'nothing'}")
         self._columns = frozenset(whole.names)
+        self._seen = self._table.version()
+        self._is_restored = False
         self._check_rules()
 
     @classmethod
@@ -88,6 +102,8 @@ class DeltaLakeTable:
             table._table = DeltaTable(str(directory.absolute()))
         except FAILURES as error:
             raise TableError(directory, f"it cannot be opened: {one_line(error)}") from error
+        table._seen = table._table.version()
+        table._is_restored = False
         return table
 
     def marks(self, names: Iterable[str]) -> dict[str, int]:
@@ -106,9 +122,17 @@ class DeltaLakeTable:
                 return _applications(log)
             except FileNotFoundError as failed:
                 error = failed
-            except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as failed:
+            except (*LOG_FAILURES, pa.ArrowException) as failed:
                 raise TableError(self.directory, f"its log cannot be read: {one_line(failed)}") from failed
         raise TableError(self.directory, f"others change its log all the time: {error}") from error
+
+    def taken_back(self, marks: Mapping[str, int]) -> dict[str, int | None]:
+        log = self.directory / "_delta_log"
+        try:
+            self._table.update_incremental()
+            return _taken_back(log, self._table.version(), marks)
+        except (DeltaError, *LOG_FAILURES) as error:
+            raise TableError(self.directory, f"its log cannot be read: {one_line(error)}") from error
 
     def files(self) -> list[Path]:
         """Return the Parquet files of the latest version.
@@ -135,7 +159,28 @@ class DeltaLakeTable:
         # the log has names below the directory, escaped, and those of files elsewhere as they are
         return [local_file(self.directory, p if ":/" in p else str(self.directory / unquote(p))) for p in paths]
 
+    def settle(self, marks: Mapping[str, Mark]) -> None:
+        self._add([], marks)
+
     def add(self, files: Sequence[DataFile], marks: Mapping[str, Mark]) -> None:
+        found = self.marks(marks)
+        if self._was_restored():
+            check_history(self.directory, found, self.taken_back(found))
+        self._add(files, marks)
+
+    def _was_restored(self) -> bool:
+        """Whether a RESTORE came since the table was opened: from then on a mark may say more than there is."""
+        log, latest = self.directory / "_delta_log", self._table.version()
+        try:
+            commits = [_commit(log, version) for version in range(self._seen + 1, latest + 1)]
+        except LOG_FAILURES as error:
+            what = f"its log cannot be read: {one_line(error)}"
+            raise TableError(self.directory, what, is_unchanged=True) from error
+        self._seen = latest
+        self._is_restored |= any(commit.is_restore for commit in commits if commit)
+        return self._is_restored
+
+    def _add(self, files: Sequence[DataFile], marks: Mapping[str, Mark]) -> None:
         check_marks(self.directory, marks, self.marks(marks))
         self._check_rules()  # somebody may have made one since
         moved = [Transaction(name, mark.after) for name, mark in marks.items()]
@@ -253,6 +298,90 @@ def _of_lines(path: Path) -> dict[str, int]:
     with path.open(encoding="utf-8") as lines:
         actions = (json.loads(line) for line in lines if '"txn"' in line)  # the others are long
         return {action["txn"]["appId"]: int(action["txn"]["version"]) for action in actions if "txn" in action}
+
+
+def _taken_back(log: Path, latest: int, marks: Mapping[str, int]) -> dict[str, int | None]:
+    """Compare marks with the last ones of the commits that make up the latest version.
+
+    A RESTORE goes on from the version that it names: commits between the two make up nothing any more. By a time it
+    names none: then a commit of which a file is still there is known to be in the table, and of those after it nothing.
+    """
+    here: dict[str, int] = {}
+    undone: set[str] = set()
+    unsure: set[str] = set()
+    version, goes_on_at, is_known = latest, latest, True
+    while version >= 0 and len(here) < len(marks) and latest - version < COMMITS_MAX:
+        commit = _commit(log, version)
+        if commit is None:
+            break  # older ones are in a checkpoint
+        if version <= goes_on_at:
+            here = {name: end for name, end in commit.marks.items() if name in marks} | here
+            if commit.is_restore:
+                is_known = commit.restored is not None
+                goes_on_at = _kept(log, version, marks) if commit.restored is None else commit.restored
+        else:
+            moved = commit.marks.keys() & (marks.keys() - here.keys())
+            undone |= moved
+            unsure |= moved if not is_known else set()
+        version -= 1
+    back: dict[str, int | None] = {name: end for name, end in here.items() if end != marks[name]}
+    back |= dict.fromkeys(undone - here.keys(), 0 if version < 0 else None)
+    return back | dict.fromkeys(back.keys() & unsure, None)
+
+
+def _kept(log: Path, restore: int, marks: Mapping[str, int]) -> int:
+    """Return the last commit before a RESTORE that moved marks and has a file that is there after it; -1: none."""
+    restored, gone = _files(log, restore)
+    for version in range(restore - 1, max(restore - COMMITS_MAX, 0) - 1, -1):
+        commit = _commit(log, version)
+        if commit is None:
+            break
+        added, removed = _files(log, version)
+        new = added - removed  # the others are older, and have rows marked as deleted
+        if commit.marks.keys() & marks.keys() and (new & restored or new - gone):
+            return version
+        gone |= removed
+    return -1
+
+
+def _files(log: Path, version: int) -> tuple[set[str], set[str]]:
+    """Return the files that a commit adds, and those that it removes, by the last part of their names, which is unique.
+
+    Before that writers differ in what they escape.
+    """
+    try:
+        with (log / f"{version:020}.json").open(encoding="utf-8") as lines:
+            actions = [json.loads(line) for line in lines if '"add"' in line or '"remove"' in line]
+    except FileNotFoundError:  # deleted just now
+        return set(), set()
+    added, removed = (
+        {each[kind]["path"].rpartition("/")[2] for each in actions if kind in each} for kind in ("add", "remove")
+    )
+    return added, removed
+
+
+class _Commit(NamedTuple):
+    """The marks that a commit moves, and whether it goes back; ``restored`` is a version, None if it names none."""
+
+    marks: dict[str, int]
+    is_restore: bool = False
+    restored: int | None = None
+
+
+def _commit(log: Path, version: int) -> _Commit | None:
+    """Read a commit; None when its file was deleted, as it is in a checkpoint."""
+    try:
+        with (log / f"{version:020}.json").open(encoding="utf-8") as lines:
+            actions = [json.loads(line) for line in lines if '"txn"' in line or '"RESTORE"' in line]
+    except FileNotFoundError:
+        return None
+    found = _Commit({each["txn"]["appId"]: int(each["txn"]["version"]) for each in actions if "txn" in each})
+    for action in actions:
+        information = action.get("commitInfo", {})
+        if information.get("operation") == "RESTORE":
+            given = str(information.get("operationParameters", {}).get("version"))
+            return found._replace(is_restore=True, restored=int(given) if given.isdecimal() else None)
+    return found
 
 
 def _statistics(metadata: pq.FileMetaData) -> dict[str, Any]:

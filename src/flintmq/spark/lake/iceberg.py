@@ -36,6 +36,7 @@ from flintmq.spark.lake.table import (
     DataFile,
     Mark,
     TableError,
+    check_history,
     check_marks,
     local_file,
     one_line,
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
     from pyiceberg.table import FileScanTask
 
 MARK = "flintmq.mark."
+PICKED = "source-snapshot-id"
+"""Of a snapshot's summary: the one whose files it has as well (``cherrypick_snapshot``)."""
+FIRST = 1  # sequence number; format 1 of Iceberg has none
 DATA = "data"
 ATTEMPTS = 20
 FAILURES = (OSError, ValueError, SQLAlchemyError)
@@ -183,7 +187,16 @@ class IcebergTable:
         table = self.load()
         return _marks(table, [name.removeprefix(MARK) for name in table.properties if name.startswith(MARK)])
 
+    def taken_back(self, marks: Mapping[str, int]) -> dict[str, int | None]:
+        return _taken_back(self.load(), marks)
+
+    def settle(self, marks: Mapping[str, Mark]) -> None:
+        self._add([], marks, is_settling=True)
+
     def add(self, files: Sequence[DataFile], marks: Mapping[str, Mark]) -> None:
+        self._add(files, marks)
+
+    def _add(self, files: Sequence[DataFile], marks: Mapping[str, Mark], *, is_settling: bool = False) -> None:
         paths = [_address(self.directory / file.path) for file in files]
         properties = {MARK + name: str(mark.after) for name, mark in marks.items()}
         error: Exception | None = None
@@ -193,6 +206,8 @@ class IcebergTable:
             if error is not None and all(found.get(name) == mark.after for name, mark in marks.items()):
                 return  # it was said to have failed, and has not
             check_marks(self.directory, marks, found)
+            if not is_settling:
+                check_history(self.directory, found, _taken_back(table, found))
             try:
                 with table.transaction() as transaction:
                     transaction.set_properties(properties)
@@ -364,6 +379,43 @@ def _names(catalog: Catalog) -> Iterator[str]:
 
 def _marks(table: CatalogTable, names: Iterable[str]) -> dict[str, int]:
     return {name: int(table.properties[MARK + name]) for name in names if MARK + name in table.properties}
+
+
+def _taken_back(table: CatalogTable, marks: Mapping[str, int]) -> dict[str, int | None]:
+    """Compare marks with those in the summaries of the snapshots that the current one was made upon.
+
+    A chain of parents that ends is no beginning: PyIceberg takes the parent away from a snapshot when that expires. So
+    a mark that the chain does not show was taken back only if the snapshot that set it is younger than what is left of
+    the chain; an older one may be of the same line, and kept by a tag or a branch.
+    """
+    snapshots = {snapshot.snapshot_id: snapshot for snapshot in table.snapshots()}
+    told = {
+        each: dict(found.summary.additional_properties) if found.summary else {} for each, found in snapshots.items()
+    }
+    line: set[int] = set()
+    here: dict[str, int] = {}
+    oldest = 0  # sequence number of the chain's end
+    at = table.metadata.current_snapshot_id
+    is_empty = at is None
+    while at in snapshots and len(here) < len(marks):  # no longer: older ones were expired
+        line.add(at)
+        oldest = snapshots[at].sequence_number or 0
+        here = {name: int(told[at][MARK + name]) for name in marks if MARK + name in told[at]} | here
+        if PICKED in told[at]:
+            source = next((found for each, found in told.items() if str(each) == told[at][PICKED]), {MARK: ""})
+            if any(key.startswith(MARK) for key in source):
+                break  # it has rows of an archive, or may have: marks do not say which
+        at = snapshots[at].parent_snapshot_id
+    back: dict[str, int | None] = {name: end for name, end in here.items() if end != marks[name]}
+    # a mark that no snapshot has set was set by hand, or long ago
+    for name in marks.keys() - here.keys():
+        value = str(marks[name])
+        set_by = [snapshots[each] for each in told.keys() - line if told[each].get(MARK + name) == value]
+        if set_by and is_empty:
+            back[name] = 0
+        elif any((snapshot.sequence_number or 0) > oldest for snapshot in set_by):
+            back[name] = 0 if oldest == FIRST else None
+    return back
 
 
 def _whole(table: CatalogTable) -> dict[str, FileScanTask]:

@@ -88,11 +88,36 @@ class Table(Protocol):
             TableError: it cannot be read.
         """
 
+    def taken_back(self, marks: Mapping[str, int]) -> dict[str, int | None]:
+        """Return which marks say something else than the table has, since somebody took it back to another version.
+
+        Marks do not go back with the rows. What a table has forgotten of its history is not found: where it may be
+        that all rows are there, nothing is said.
+
+        Args:
+            marks: where they stand.
+
+        Returns:
+            Where each stood in the version that the table was taken back to: 0 where it is known that it did not stand
+            yet, None where that cannot be known; more than where it stands when rows came back that were given up.
+
+        Raises:
+            TableError: it cannot be read.
+        """
+
     def add(self, files: Sequence[DataFile], marks: Mapping[str, Mark]) -> None:
         """Add files and move marks, both or neither.
 
         Raises:
-            TableError: a mark stands elsewhere, so somebody else writes the same; or the table cannot be written.
+            TableError: a mark stands elsewhere, so somebody else writes the same; or says more than the table has; or
+                the table cannot be written.
+        """
+
+    def settle(self, marks: Mapping[str, Mark]) -> None:
+        """Say where marks stand from now on that say more than the table has.
+
+        Raises:
+            TableError: a mark stands elsewhere, or the table cannot be written.
         """
 
 
@@ -142,6 +167,37 @@ def check_marks(place: Path, marks: Mapping[str, Mark], found: Mapping[str, int]
                 f"{name} is at {found.get(name)}, not at {mark.before}: somebody else writes the same to it; stop one"
             )
             raise TableError(place, what, is_unchanged=True)
+
+
+def check_history(place: Path, marks: Mapping[str, int], back: Mapping[str, int | None]) -> None:
+    """See that the table has the rows that marks say.
+
+    Args:
+        marks: where they stand.
+        back: what :meth:`Table.taken_back` returned for them.
+
+    Raises:
+        TableError: it was taken back to an earlier version, and has fewer.
+    """
+    if back:
+        first = min(back)
+        what = f"it was taken back to an earlier version: {told_back(first, marks[first], back[first])}"
+        if len(back) > 1:
+            what += f"; {len(back) - 1} more like it"
+        if any(end is not None and end < marks[name] for name, end in back.items()):
+            advice = "One run with failOnDataLoss=false archives that again, as far as nsqd still has it"
+        else:
+            advice = "One run with failOnDataLoss=false goes on behind that"
+        raise TableError(place, f"{what}. {advice}", is_unchanged=True)
+
+
+def told_back(name: str, mark: int, end: int | None) -> str:
+    """Say what of a mark's rows a table lacks that was taken back, or has beyond its mark."""
+    if end is None:
+        return f"rows of {name} below {mark} are not in it any more, and from where on its history does not say"
+    if end > mark:
+        return f"of {name} the rows {mark} to {end} (exclusive) are in it again, and would be archived twice"
+    return f"of {name} the rows {end} to {mark} (exclusive) are not in it any more"
 
 
 def local_file(directory: Path, address: str) -> Path:
