@@ -63,6 +63,10 @@ _NOT_OBEYED = (
 _GONE = "no nsqd that is asked has it: the topic was deleted, or its data directory is gone"
 _REPLACED = "there is another log in its place: the topic was deleted and created again, or that is of another nsqd"
 _WHAT, _HOW = "What to archive", "How"
+_NO_END = (
+    "an archive takes what there is, so that the next run goes on behind it: leave it out; replay --until and "
+    "--end-offset publish a part of the files"
+)
 _BY_OFFSET = (
     "an archive knows by offsets what it has, so it reads FlintMQ's nsqd alone; nsq_to_file writes what a channel "
     "delivers to files, nsq_to_nsq copies it to FlintMQ, and Spark reads it with mode=spool"
@@ -182,6 +186,7 @@ def archive(
         UsageError: the directory is a URL.
         SinkError: Spark would not read the files there.
         LogGone: a log that is archived is gone; the others are archived.
+        StoppedEarly: ``stop`` was set while a topic was waited for; a directory that was not there is not made.
         FlintError: a topic is nowhere, messages that are due are gone, an nsqd stays away, or the directory cannot be
             written.
     """
@@ -194,7 +199,7 @@ def archive(
         if name not in columns:
             raise OptionError("columns", ",".join(columns), f"{name} has to be among them", SOURCE)
     parsed.check_by_offset(_BY_OFFSET)
-    parsed.check_stream()
+    parsed.check_stream(_NO_END)
     for name in _NOT_OBEYED:
         if (value := getattr(parsed, name)) != SourceOptions.__dataclass_fields__[name].default:
             raise OptionError(camel(name), value, "an archive has no micro-batches and no tasks: leave it out", SOURCE)
@@ -251,6 +256,8 @@ class _Job:
         self._surveyor = Surveyor(options)
         self._let_go = files.remembered()
         self._positions = files.positions()
+        read = [key for key in self._positions if options.reads(key.topic, key.partition)]
+        self._positions |= files.settled(read, is_lenient=not options.fail_on_data_loss)
         self._missing_since_ns: dict[PartitionKey, int] = {}
         self._clock = SystemClock()
         self._lock = threading.Lock()
@@ -413,7 +420,7 @@ class _Job:
             )
             if self._options.fail_on_data_loss:
                 raise lost
-            log.warning("%s", lost)
+            log.warning("%s", lost.forgiven())
             self._positions[key] = least
         return self._positions[key]
 

@@ -140,7 +140,7 @@ def with_columns(frame: DataFrame, schema: str, *, drops_unknown: bool = False) 
         raise OptionError("schema", schema, f"DDL such as 'id bigint, name string': {line}", ARGUMENT) from error
     if not kinds.fields:
         raise OptionError("schema", schema, "at least one field", ARGUMENT)
-    for names in _names(kinds):
+    for names in names_of_structs(kinds):
         if len({name.lower() for name in names}) < len(names):
             allowed = f"fields whose names differ in more than case: {', '.join(names)}"
             raise OptionError("schema", schema, allowed, ARGUMENT)
@@ -165,16 +165,16 @@ def with_columns(frame: DataFrame, schema: str, *, drops_unknown: bool = False) 
     return parsed.select("*", *(column.alias(name) for name, column in more.items())) if more else parsed
 
 
-def _names(kind: Any) -> Iterator[Sequence[str]]:
+def names_of_structs(kind: Any) -> Iterator[Sequence[str]]:
     """Yield the names of the fields of each struct in a type."""
     if kind.typeName() == "struct":
         yield kind.names
         for field in kind.fields:
-            yield from _names(field.dataType)
+            yield from names_of_structs(field.dataType)
     elif kind.typeName() == "array":
-        yield from _names(kind.elementType)
+        yield from names_of_structs(kind.elementType)
     elif kind.typeName() == "map":
-        yield from _names(kind.valueType)
+        yield from names_of_structs(kind.valueType)
 
 
 def _loose(kind: Any, *, is_wide: bool) -> Any:

@@ -2,12 +2,13 @@
 
 In its directory::
 
-    cluster.json   what runs: the master's URL, and of each process its id and when it was started
+    cluster.json   what was started: the master's URL, and of each process its id and when it was started
     logs/          what they print
     work/          what executors write
 
 The rules of this file: a process is ended only when the kernel says that it is the one that was started; one ``up`` or
-``down`` at a time; what ``up`` could not start whole is ended again; behind ``down`` nothing is left but the directory.
+``down`` at a time; what ``up`` could not start whole is ended again; a process is in cluster.json as soon as it is
+there, so that ``down`` ends what a killed ``up`` has left; behind ``down`` nothing is left but the directory.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -36,6 +38,7 @@ from flintmq.net.http_exchange import NoAnswer, Request
 from flintmq.options import SECOND, Duration, Integer, Options, Switch, Text, option, read_command, version_line
 from flintmq.pipeline.files import DirectoryError, take
 from flintmq.pipeline.options import SPARK
+from flintmq.pipeline.signals import stopped_by_signals
 from flintmq.spark.durable import replace
 from flintmq.spark.errors import SetupError
 from flintmq.spark.home import linked_home
@@ -44,6 +47,7 @@ from flintmq.spark.session_settings import QUICK_JVM_FLAGS, with_archive
 from flintmq.version import __version__
 
 STATE, LOGS, WORK, LOCK = "cluster.json", "logs", "work", ".lock"
+STAGED = f".{STATE}"
 WORKERS_MAX = 64
 END_PATIENCE_S = 20.0
 ASK_TIMEOUT_S = 10.0
@@ -70,6 +74,13 @@ class ClusterError(FlintError):
 
     def __str__(self) -> str:
         return self.reason
+
+
+class ClusterStopped(ClusterError):
+    """``up`` was told to stop before all had started; nothing is left running."""
+
+    def __init__(self) -> None:
+        super().__init__("stopped before all had started; nothing is left running")
 
 
 @dataclass(frozen=True)
@@ -162,11 +173,16 @@ class Cluster:
     processes: tuple[Running, ...]
 
 
-def up(options: UpOptions) -> Cluster:
+def up(options: UpOptions, stop: threading.Event | None = None) -> Cluster:
     """Start a cluster, and return when every worker has joined it.
 
+    Args:
+        stop: set when it is to end before that.
+
     Raises:
-        ClusterError: one runs there already, a port is taken, or it does not start; then nothing is left running.
+        ClusterError: one runs there already, a port is taken, the directory cannot be written, or it does not start;
+            then nothing is left running.
+        ClusterStopped: it was told to stop.
         SetupError: there is no pyspark, or no Java.
     """
     found = importlib.util.find_spec("pyspark")
@@ -182,9 +198,10 @@ def up(options: UpOptions) -> Cluster:
             )
         _clear(directory)
         for name in (LOGS, WORK):
-            (directory / name).mkdir()
+            with _written(directory / name):
+                (directory / name).mkdir()
         spark_home = linked_home(os.environ) or Path(found.origin).parent
-        return _Start(options, directory, spark_home, java_home).run()
+        return _Start(options, directory, spark_home, java_home, stop or threading.Event()).run()
 
 
 def down(directory: Path) -> Cluster | None:
@@ -206,8 +223,12 @@ def down(directory: Path) -> Cluster | None:
 class _Start:
     """One start of a cluster; what it has started it ends when the rest fails."""
 
-    def __init__(self, options: UpOptions, directory: Path, spark_home: Path, java_home: Path) -> None:
+    def __init__(
+        self, options: UpOptions, directory: Path, spark_home: Path, java_home: Path, stop: threading.Event
+    ) -> None:
         self._options = options
+        self._stop = stop
+        self._url = self._ui = ""
         self._directory = directory
         self._spark_home = spark_home
         self._environment = {
@@ -230,7 +251,7 @@ class _Start:
             _free_port(options.host, number, flag)
             for number, flag in ((options.port, "--port"), (options.ui_port, "--ui-port"))
         )
-        url, ui = f"spark://{options.host}:{port}", f"http://{options.host}:{ui_port}"
+        url, ui = self._url, self._ui = f"spark://{options.host}:{port}", f"http://{options.host}:{ui_port}"
         try:
             where = ["--host", options.host, "--port", str(port), "--webui-port", str(ui_port)]
             self._start("master", f"{_CLASSES}.master.Master", *where)
@@ -242,28 +263,47 @@ class _Start:
             self._wait("not all workers have joined", lambda: _workers(ui) == options.workers)
         except BaseException:
             _end(self._running(), self._directory)
+            _forget(self._directory)
             raise
-        cluster = Cluster(url, ui, str(self._directory), self._running())
-        text = json.dumps({**asdict(cluster), "flintmq": __version__})
-        staged = self._directory / f".{STATE}"
-        staged.write_text(text, encoding="utf-8")
-        replace(staged, self._directory / STATE)
-        return cluster
+        return self._cluster()
 
     def _start(self, name: str, *words: str) -> None:
-        # of a session of its own, as Ctrl-C is for the command, and the cluster outlives it
-        with (self._directory / LOGS / f"{name}.log").open("wb") as log:
+        path, program = self._directory / LOGS / f"{name}.log", self._spark_home / "bin" / "spark-class"
+        with _written(path):
+            log = path.open("wb")
+        try:
+            # of a session of its own, as Ctrl-C is for the command, and the cluster outlives it
             self._processes[name] = subprocess.Popen(
-                [str(self._spark_home / "bin" / "spark-class"), *words],
+                [str(program), *words],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment, start_new_session=True,
             )  # fmt: skip
+        except OSError as error:
+            raise ClusterError(f"{program} cannot be run: {error}") from error
+        finally:
+            log.close()
+        self._remember()
+
+    def _cluster(self) -> Cluster:
+        return Cluster(self._url, self._ui, str(self._directory), self._running())
+
+    def _remember(self) -> None:
+        """Write down what was started so far: nobody else can end it when this process is killed."""
+        text = json.dumps({**asdict(self._cluster()), "flintmq": __version__})
+        path, staged = self._directory / STATE, self._directory / STAGED
+        with _written(path):
+            staged.write_text(text, encoding="utf-8")
+            replace(staged, path)
 
     def _running(self) -> tuple[Running, ...]:
         began = [(name, process.pid, _began(process.pid)) for name, process in self._processes.items()]
         return tuple(Running(name, pid, ticks) for name, pid, ticks in reversed(began) if ticks is not None)
 
     def _wait(self, what: str, is_done: Callable[[], bool]) -> None:
-        while not is_done():
+        while True:
+            if self._stop.is_set():
+                raise ClusterStopped
+            if is_done():
+                return
             for name, process in self._processes.items():
                 if (code := process.poll()) is not None:
                     raise ClusterError(f"{what}: {name} has ended with {code}, and said: {self._said(name)}")
@@ -276,6 +316,19 @@ class _Start:
     def _said(self, name: str) -> str:
         text = (self._directory / LOGS / f"{name}.log").read_text(encoding="utf-8", errors="replace").strip()
         return text[-_TAIL:] or "nothing"
+
+
+@contextlib.contextmanager
+def _written(path: Path) -> Iterator[None]:
+    """Say of what fails within that a file or directory cannot be written.
+
+    Raises:
+        ClusterError: it cannot.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ClusterError(f"{path} cannot be written: {error}; make room, or name another with --directory") from error
 
 
 @contextlib.contextmanager
@@ -307,9 +360,14 @@ def _read(directory: Path) -> Cluster | None:
 
 def _clear(directory: Path) -> None:
     """Remove what a cluster has written, and nothing else."""
-    (directory / STATE).unlink(missing_ok=True)
+    _forget(directory)
     for name in (LOGS, WORK):
         shutil.rmtree(directory / name, ignore_errors=True)
+
+
+def _forget(directory: Path) -> None:
+    for name in (STATE, STAGED):
+        (directory / name).unlink(missing_ok=True)
 
 
 def _free_port(host: str, number: int, flag: str) -> int:
@@ -383,6 +441,23 @@ def _began(process_id: int) -> int | None:
     return None if fields[0] == "Z" else int(fields[19])
 
 
+def _up_unless_signalled(options: UpOptions) -> Cluster:
+    """Start a cluster; Ctrl-C, SIGTERM or SIGHUP before that ends what was started, and then this process.
+
+    One that is ignored, as nohup(1) has it, stays so.
+    """
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = [number for number in ends if signal.getsignal(number) is not signal.SIG_IGN]
+    with stopped_by_signals(_clock, numbers) as signals:
+        try:
+            return up(options, signals.stop)
+        except ClusterStopped:
+            signals.give_back()
+            assert signals.first is not None, "it stops by nothing else"
+            signal.raise_signal(signals.first)
+            raise
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run ``flintmq pipeline cluster up`` or ``down``."""
     word, *rest = arguments or ["--help"]
@@ -390,7 +465,7 @@ def run(arguments: Sequence[str]) -> int:
     if word == "up":
         flags = read_command(UpOptions, rest, UpOptions.program, version)
         if flags is not None:
-            cluster = up(flags)
+            cluster = _up_unless_signalled(flags)
             count = f"{flags.workers} worker{'s' if flags.workers > 1 else ''}"
             shown = f"{cluster.url} with {count}; its page is {cluster.ui}, its logs are in {cluster.directory}/{LOGS}"
             print(json.dumps(asdict(cluster)) if flags.json else shown)
@@ -407,4 +482,4 @@ def run(arguments: Sequence[str]) -> int:
     raise UsageError(f"flintmq pipeline cluster {word}: say up or down")
 
 
-__all__ = ["Cluster", "ClusterError", "DownOptions", "Running", "UpOptions", "down", "run", "up"]
+__all__ = ["Cluster", "ClusterError", "ClusterStopped", "DownOptions", "Running", "UpOptions", "down", "run", "up"]

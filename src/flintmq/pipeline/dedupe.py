@@ -13,7 +13,16 @@ key when the watermark passes the time that stands with it in the state. So this
 
 A clock that is set back while a query runs is seen from the query's progress, and the query is started again.
 
-The rules of this file: a message without a key is never a repetition; no message is left out but for its key.
+In the state a key is text, in one of these forms, which no other key has::
+
+    k<text>    a value without parts; of a timestamp in a session whose zone is UTC
+    t<number>  a timestamp elsewhere: microseconds since the epoch, as an hour of the night has the same text twice
+    v<text>    a variant whose text another kind of variant could have: the string "1", for the number 1
+    n<text>    a struct or an array: ("1",-,["a""b"]), where each value is quoted and null is -
+    p/<place>  none: null
+
+The rules of this file: a message without a key is never a repetition; no message is left out but for its key; the form
+of a key is part of the state of jobs that run, so none is changed that tells values apart.
 """
 
 from __future__ import annotations
@@ -29,11 +38,12 @@ from flintmq.clock import SystemClock
 from flintmq.errors import UsageError
 from flintmq.options import MINUTE, SECOND, Choice, Duration, Items, Switch, Text, option
 from flintmq.pipeline.bodies import SchemaFlags, ticked, unused
-from flintmq.pipeline.options import SinkFlags, SourceFlags, StreamFlags, Work
+from flintmq.pipeline.options import NO_END, SinkFlags, SourceFlags, StreamFlags, Work
 from flintmq.pipeline.runner import JobFailed, Runner, run_command
 from flintmq.pipeline.streams import (
     Queries,
     check_expressions,
+    check_places,
     claimed,
     last_watermark_ms,
     parsed,
@@ -41,14 +51,27 @@ from flintmq.pipeline.streams import (
     target_of,
 )
 from flintmq.pipeline.topics import await_topics, targets_of
-from flintmq.spark.lake.table import local_path
+from flintmq.spark.options import SourceOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 KEPT = ("trace_id", "headers")
 _WHAT, _INTO = "What is a repetition", "Where it goes"
-_KEY = "coalesce(concat('k', cast(({key}) AS string)), concat_ws('/', 'p', topic, partition, log_id, offset))"
+_KEY = "coalesce({text}, concat_ws('/', 'p', topic, partition, log_id, offset))"
+_PLAIN = "concat('k', cast({value} AS string))"
+_OF_TYPE = {
+    "timestamp": f"if(current_timezone() = 'UTC', {_PLAIN}, concat('t', unix_micros({{value}})))",
+    "variant": "concat(if((schema_of_variant({value}) = 'STRING') = (try_parse_json(cast({value} AS string)) IS NULL), "
+    "'k', 'v'), cast({value} AS string))",
+}
+_PART = {
+    "timestamp": "unix_micros({value})",
+    "variant": "to_json({value})",
+    "float": "if({value} = 0, '0', cast({value} AS string))",  # -0.0 is 0.0, as for Spark itself
+    "double": "if({value} = 0, '0', cast({value} AS string))",
+}
+_NULL, _COMMA = "'-'", "','"
 _HOURS = ("dt", "hour")  # columns that files by date and hour have from their place
 _DELAY = "spark.watermarkDelayMs"  # where Spark notes the delay of a watermark, at the column that has one
 _NEVER_LATE_MS = 365_000 * 24 * 3_600_000
@@ -92,14 +115,14 @@ def dedupe(options: DedupeOptions, runner: Runner | None = None) -> Deduped:
         UsageError: options are missing, or contradict each other.
         JobFailed: Spark failed.
         CheckpointError: the checkpoint is another job's, or in use.
+        StoppedEarly: it was told to stop while a topic was waited for.
     """
     if not options.key:
         raise UsageError("give --key, such as --key=trace_id or --key=body")
     if bool(options.to) == bool(options.to_topic) and not options.dry_run:
         raise UsageError("give either --to or --to-topic")
     options.check_schema()
-    for flag, directory in (("--to", options.to), ("--bad-rows", options.bad_rows)):
-        local_path(directory, flag)  # raises for a URL
+    check_places(options.to, options.to_topic, options)
     runner = runner or Runner()
     work = Deduped()
     more = {"includeHeaders": "true"} if "headers" in options.keep else {}
@@ -110,40 +133,53 @@ def dedupe(options: DedupeOptions, runner: Runner | None = None) -> Deduped:
         await_topics(source, wait_s, runner.stop, targets=targets)
         return _dry_run(options, source, runner, work)
     options.trigger()
+    SourceOptions.parse(source).check_stream(NO_END)
     job = {
         "job": "dedupe", "topics": ",".join(options.topic), "key": options.key, "within_ns": str(options.within_ns),
         "to": options.to, "to_topic": options.to_topic, "schema": options.schema,
     }  # fmt: skip
     await_topics(source, wait_s, runner.stop, checkpoint=options.checkpoint, targets=targets)
-    with (
-        claimed(options.checkpoint, job, target_of(where) if targets else {}) as name,
-        runner.session("flintmq-dedupe", options, work) as spark,
-    ):
+    with runner.session("flintmq-dedupe", options, work) as spark:
         rows, bad = parsed(read_stream(spark, **source), options)
         check_expressions(rows, "--key", [options.key])
-        while True:
-            times = _Times(options.within_ns, last_watermark_ms(options.checkpoint))
-            times.tell()
-            key, unique = _unique(rows, options.key, times)
-            queries = Queries(options, name)
-            if options.to:
-                queries.to_files(_without_hours(unique.drop(key)), options.to, by_hour=True)
-            else:
-                place = ["concat_ws('/', topic, partition, log_id) AS from_log", "offset AS from_offset"]
-                queries.to_topic(unique.selectExpr("body", *options.keep, *place), where)
-            if bad is not None:
-                beside = options.sink(options) if options.bad_topic else {}
-                queries.bad_rows(bad, options, {key: value for key, value in beside.items() if key != "topic"})
-            try:
-                queries.wait(runner, work, {"repeated": "numDroppedDuplicateRows"}, times.check)
-                break
-            except _ClockSetBack:
-                if runner.stop.is_set():
-                    break
-                log.warning(
-                    "the clock of this machine was set back by more than twice --within; going on from the checkpoint"
-                )
+        _keyed(rows, options.key)  # what is no key is refused before the checkpoint is this job's
+        with claimed(options.checkpoint, job, target_of(where) if targets else {}) as name:
+            _run_queries(name, rows, bad, where, options, runner, work)
     return work
+
+
+def _run_queries(
+    name: str,
+    rows: DataFrame,
+    bad: DataFrame | None,
+    where: Mapping[str, str],
+    options: DedupeOptions,
+    runner: Runner,
+    work: Deduped,
+) -> None:
+    """Have the queries run until they end, and begin them anew where the clock was set back."""
+    while True:
+        times = _Times(options.within_ns, last_watermark_ms(options.checkpoint))
+        times.tell()
+        key, unique = _unique(rows, options.key, times)
+        queries = Queries(options, name)
+        if options.to:
+            queries.to_files(_without_hours(unique.drop(key)), options.to, by_hour=True)
+        else:
+            place = ["concat_ws('/', topic, partition, log_id) AS from_log", "offset AS from_offset"]
+            queries.to_topic(unique.selectExpr("body", *options.keep, *place), where)
+        if bad is not None:
+            beside = options.sink(options) if options.bad_topic else {}
+            queries.bad_rows(bad, options, {key: value for key, value in beside.items() if key != "topic"})
+        try:
+            queries.wait(runner, work, {"repeated": "numDroppedDuplicateRows"}, times.check)
+            return
+        except _ClockSetBack:
+            if runner.stop.is_set():
+                return
+            log.warning(
+                "the clock of this machine was set back by more than twice --within; going on from the checkpoint"
+            )
 
 
 class _ClockSetBack(Exception):
@@ -202,15 +238,82 @@ def _unique(rows: DataFrame, expression: str, times: _Times) -> tuple[str, DataF
     """Return rows without those whose key was there before, and the name of the column of the key, which they have."""
     from pyspark.sql import functions
 
-    key, read = unused("_key", rows.columns), unused("_read", rows.columns)
-    seen = unused("_seen", rows.columns)
+    key, keyed = _keyed(rows, expression)
+    read, seen = unused("_read", keyed.columns), unused("_seen", keyed.columns)
     now = f"greatest(current_timestamp(), timestamp_millis({times.least_ms})) AS {read}"
-    marked = rows.selectExpr("*", f"{_KEY.format(key=expression)} AS {key}", now)
+    marked = keyed.selectExpr("*", now)
     marked = marked.withWatermark(read, f"{times.within_us} microseconds")
     later = functions.expr(f"timestamp_millis(unix_millis({read}) + {_NEVER_LATE_MS})")
     delay = {_DELAY: times.within_us // 1000 - _NEVER_LATE_MS}
     shifted = marked.select("*", later.alias(seen, metadata=delay)).drop(read)
     return key, shifted.dropDuplicatesWithinWatermark([key]).drop(seen)
+
+
+def _keyed(rows: DataFrame, expression: str) -> tuple[str, DataFrame]:
+    """Return rows with the column of the key, and its name.
+
+    Raises:
+        UsageError: there is a map in the key: no two are compared by Spark, and equal ones may have two texts.
+    """
+    from pyspark.sql import functions
+
+    value, key = unused("_value", rows.columns), unused("_key", rows.columns)
+    kind = rows.selectExpr(expression).schema[0].dataType
+    numbered = _numbered(kind)
+    if numbered is None:
+        raise UsageError(
+            f"--key {expression}: it is, or has in it, a map ({kind.simpleString()}), whose entries are in no order: "
+            "name the values that count, as in m['id'], or say array_sort(map_entries(m))"
+        )
+    given = functions.expr(f"({expression})")
+    text = _text(value, kind)
+    valued = rows.withColumn(value, given if numbered == kind else given.cast(numbered))
+    return key, valued.withColumn(key, functions.expr(_KEY.format(text=text))).drop(value)
+
+
+def _numbered(kind: Any) -> Any:
+    """Return a type with the fields of structs named by their numbers, as two may have one name; None: it has a map."""
+    from pyspark.sql import types
+
+    if isinstance(kind, types.MapType):
+        return None
+    if isinstance(kind, types.ArrayType):
+        element = _numbered(kind.elementType)
+        return None if element is None else types.ArrayType(element)
+    if isinstance(kind, types.StructType):
+        fields = [_numbered(field.dataType) for field in kind.fields]
+        if None in fields:
+            return None
+        return types.StructType([types.StructField(f"_{number}", each) for number, each in enumerate(fields)])
+    return kind
+
+
+def _text(value: str, kind: Any) -> str:
+    """Return the SQL of the text of a key; null: there is no key.
+
+    Args:
+        value: SQL of the key.
+        kind: its type.
+    """
+    name = kind.typeName()
+    if name in ("struct", "array"):
+        return f"if({value} IS NULL, NULL, concat('n', {_part(value, kind)}))"
+    return _OF_TYPE.get(name, _PLAIN).format(value=value)
+
+
+def _part(value: str, kind: Any, depth: int = 0) -> str:
+    """Return the SQL of the text of something within a key, from which its value can be told; it is never null."""
+    name = kind.typeName()
+    if name == "struct":
+        fields = [_part(f"{value}._{number}", field.dataType, depth) for number, field in enumerate(kind.fields)]
+        joined = f"concat_ws({', '.join((_COMMA, *fields))})"
+        return f"if({value} IS NULL, {_NULL}, concat('(', {joined}, ')'))"
+    if name == "array":
+        each = f"_each{depth}"
+        parts = f"transform({value}, {each} -> {_part(each, kind.elementType, depth + 1)})"
+        return f"coalesce(concat('[', array_join({parts}, {_COMMA}), ']'), {_NULL})"
+    said = _PART.get(name, "{value}").format(value=value)
+    return f"""coalesce(concat('"', replace(cast({said} AS string), '"', '""'), '"'), {_NULL})"""
 
 
 def _without_hours(rows: DataFrame) -> DataFrame:
@@ -225,11 +328,8 @@ def _dry_run(options: DedupeOptions, source: dict[str, str], runner: Runner, wor
         frame = spark.read.format("nsq").options(**{"columns": COLUMNS, **source}).load()
         rows, bad = parsed(frame, options)
         check_expressions(rows, "--key", [options.key])
-        (counts,) = (
-            rows.selectExpr(f"{_KEY.format(key=options.key)} AS _key")
-            .selectExpr("count(*) AS messages", "count(DISTINCT _key) AS keys")
-            .collect()
-        )
+        key, keyed = _keyed(rows, options.key)
+        (counts,) = keyed.selectExpr("count(*) AS messages", f"count(DISTINCT {key}) AS keys").collect()
         work.rows = counts.messages
         work.more = {"repeated": counts.messages - counts["keys"]}
         if bad is not None:

@@ -37,6 +37,7 @@ UNDER_WAY = "_temporary"  # of batches; a stream has none
 CLOCKS_MS = 60_000  # a mounted disk may have a clock of its own
 _NOTE_BYTES_MAX = 1 << 20  # of a file of Spark's logs; one of the files that a micro-batch has is enough
 _COMPACT = ".compact"
+_OF_THE_KERNEL = ("/proc", "/sys")  # where root may write, as far as access(2) tells, and can make nothing
 _LOCAL = "file:"
 _LOCAL_URL = re.compile(r"file:(//[^/]*)?(?=/)")
 
@@ -67,6 +68,25 @@ def local_directory(directory: str) -> Path | None:
         directory: as :func:`directory_of` returns it.
     """
     return Path(directory.removeprefix(_LOCAL)) if directory.startswith(_LOCAL) else None
+
+
+def obstacle(directory: Path) -> str:
+    """Return why a directory is none, or cannot be written to or made; "": nothing is known. Makes nothing."""
+    try:
+        there = next(each for each in (directory, *directory.parents) if each.exists())
+        if not there.is_dir():
+            return f"{there} is a file"
+        if there.stat().st_dev in {os.stat(place).st_dev for place in _OF_THE_KERNEL if os.path.ismount(place)}:
+            return f"{there} is of the kernel, which has no files made there"
+    except OSError as error:
+        return f"{directory} cannot be looked at: {error.strerror}"
+    return "" if os.access(there, os.W_OK | os.X_OK) else f"{there} cannot be written to"
+
+
+def is_there(spark: SparkSession, directory: str) -> bool:
+    """Return whether there is anything of that name."""
+    place = _path(spark, directory)
+    return bool(_system(spark, place).exists(place))
 
 
 def has_metadata(spark: SparkSession, directory: str) -> bool:
@@ -204,8 +224,10 @@ __all__ = [
     "directory_of",
     "foreign_batch",
     "has_metadata",
+    "is_there",
     "local_directory",
     "local_name",
+    "obstacle",
     "sink_held",
     "unlisted",
 ]

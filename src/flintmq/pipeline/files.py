@@ -154,6 +154,17 @@ class Archive:
         """Return where those logs go on that :meth:`positions` did not have, and others have archived since."""
         return {}  # nobody has: the lock is held
 
+    def settled(self, keys: Iterable[PartitionKey], *, is_lenient: bool) -> dict[PartitionKey, int]:
+        """Return where those logs go on of which less is here than was archived.
+
+        Args:
+            is_lenient: go on there, or behind what is missing where nobody knows what that is.
+
+        Raises:
+            FlintError: there are some, unless ``is_lenient``.
+        """
+        return {}  # the names say what is here
+
     def remembered(self) -> dict[PartitionKey, int]:
         """Return the logs that :meth:`remember` was told of, and where each was let go; 0: it has come back.
 

@@ -11,11 +11,14 @@ names are written.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import logging
 import os
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -25,6 +28,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from flintmq.errors import FlintError, NsqdError, OptionError, UsageError
 from flintmq.options import SECOND, Duration, Integer, Switch, Text, option
 from flintmq.pipeline import file_sinks
+from flintmq.pipeline.arrow_rows import plain_rows
+from flintmq.pipeline.bodies import names_of_structs
 from flintmq.pipeline.options import SPARK, JobOptions, SparkFlags, Work
 from flintmq.pipeline.plan_file import (
     BATCH_MODES,
@@ -39,7 +44,15 @@ from flintmq.pipeline.plan_file import (
     Step,
     read_plan,
 )
-from flintmq.pipeline.runner import JobFailed, Runner, one_line, reason, run_command, spark_failures
+from flintmq.pipeline.runner import (
+    JobFailed,
+    Runner,
+    check_streaming,
+    one_line,
+    reason,
+    run_command,
+    spark_failures,
+)
 from flintmq.pipeline.streams import checkpoint_held, forget_unfinished
 from flintmq.pipeline.topics import Target, await_topics, check_targets, shared_topics
 from flintmq.spark.batch_reader import NsqReader
@@ -60,6 +73,7 @@ SHOWN_ROWS = 5
 SHOWN_WIDTH = 200
 JSON_COLUMN = "json"
 CORRUPT = "_corrupt_record"
+_FIELDLESS = "struct<_: string>"  # of which nothing is made: any value would do, and none is kept
 BROKEN = "rule "
 OBSERVED_WITHIN_S = 60
 """Spark tells what was observed soon after an action has ended, unless its queue of events was full."""
@@ -67,6 +81,8 @@ _ROWS = "rows"
 _OF_STREAMS = ("startingoffsets", "channel", "allowunsafelatest")  # what a look at some rows does without
 _MEMORY = "memory"
 _APPEND = "append"
+_NEW = "errorifexists"
+_PARTITIONS = "partitionOverwriteMode"
 _RELATIONS = {"StreamingRelationV2": "extraOptions", "DataSourceV2Relation": "options"}
 """Spark's classes of what a plan reads in format nsq, and what each calls its options."""
 _FILES = "org.apache.spark.sql.execution.datasources.v2.FileDataSourceV2"
@@ -137,6 +153,7 @@ def run_plan(
     Raises:
         PlanError: the file says what cannot be done; with the line.
         NsqdError: a topic that was not read before is nowhere.
+        StoppedEarly: ``stop`` was set while a topic was waited for.
         CheckpointError: another run has the checkpoint.
         JobFailed: Spark failed, or a row broke a rule that fails.
     """
@@ -249,6 +266,8 @@ class _Build:
         """Build the views; what is observed is found in the progress of a stream, else in an object for each."""
         plan, spark = self._plan, self._spark
         for source in plan.sources:
+            with self._told(source, "schema"):
+                _check_schema(spark, source)
             with self._told(source, "options"):
                 frame = _read(spark, source, self._row_limit)
             self._add(source.name, frame, is_stream)
@@ -273,7 +292,8 @@ class _Build:
                     frame = frame.filter(is_met)
                 elif rule.kind == FAIL:
                     said = functions.lit(f"{BROKEN}{rule.name!r} of {view} is broken by ")
-                    row = functions.substring(functions.to_json(functions.struct("*")), 1, SHOWN_WIDTH)
+                    whole = functions.to_json(functions.struct("*"), {"ignoreNullFields": "false"})
+                    row = functions.substring(whole, 1, SHOWN_WIDTH)
                     failed = functions.raise_error(functions.concat(said, row)).cast("boolean")
                     frame = frame.filter(functions.when(functions.expr(is_met), True).otherwise(failed))
         self.views[view] = frame
@@ -331,9 +351,8 @@ class _Build:
         """
         sink, plan = self.sink, self._plan
         if (place := self.place) is not None:
-            there = next(each for each in (place, *place.parents) if each.exists())
-            if not there.is_dir():
-                raise plan.error(plan.top, "checkpoint", f"{there} is a file; name a directory of this pipeline alone")
+            if why := file_sinks.obstacle(place):
+                raise plan.error(plan.top, "checkpoint", f"{why}; name a directory of this pipeline alone")
         if sink.mode and sink.mode not in (STREAM_MODES if self.is_stream else BATCH_MODES):
             kind = "a stream" if self.is_stream else "no stream"
             raise plan.error(sink, "mode", f"view {sink.view} is {kind}, which has no mode {sink.mode}")
@@ -352,11 +371,7 @@ class _Build:
                 self._check_format()
                 self._check_directory()
             if self.is_stream:
-                jvm: Any = self._spark.sparkContext._jvm
-                modes = jvm.org.apache.spark.sql.streaming.OutputMode
-                mode = getattr(modes, (sink.mode or _APPEND).capitalize())()
-                checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
-                checker.checkForStreaming(self._analyzed(), mode)
+                check_streaming(self.frame, sink.mode or _APPEND)
 
     def _check_format(self) -> None:
         """Have Spark find a format, and for files have it prepare to write: it looks at options and types then."""
@@ -390,16 +405,28 @@ class _Build:
         """See that Spark would write every row to a directory, and read it there.
 
         Raises:
-            PlanError: it would leave some out.
+            PlanError: it would leave some out, or could not write there.
         """
         if not self.directory:
             return
+        if why := self._obstacle():
+            raise self._plan.error(self.sink, self.path_key, f"{why}: name another directory")
+        if self.sink.mode == _NEW and not self.is_stream and file_sinks.is_there(self._spark, self.directory):
+            raise self._plan.error(self.sink, "mode", f"{self.directory} already exists, and the mode is {_NEW}")
         with self._told(self.sink, self.path_key):
             said = self._said_of_directory()
         if said:
             # Spark's log in a new directory has to begin with the first micro-batch
             more = "" if self.begins or not self.is_stream else " and another checkpoint"
             raise self._plan.error(self.sink, self.path_key, f"{said}: name another directory{more}")
+
+    def _obstacle(self) -> str:
+        """Return why nothing can be written to the directory, as far as it is local or mounted; "": it can."""
+        local = file_sinks.local_directory(self.directory)
+        if local is None or (not self._changes_files and os.path.exists(local)):  # Spark leaves that as it is
+            return ""
+        # what overwrites replaces a file as well
+        return file_sinks.obstacle(local.parent if self.sink.mode == OVERWRITE and os.path.isfile(local) else local)
 
     def _said_of_directory(self) -> str:
         """Return why rows would be lost in the directory; "": none would."""
@@ -419,6 +446,15 @@ class _Build:
     def _changes_files(self) -> bool:
         """Whether a batch writes to a directory that is there."""
         return self.sink.mode in ("", _APPEND, OVERWRITE)
+
+    @property
+    def replaces_directory(self) -> bool:
+        """Whether a batch removes all that is in a directory of files, and not the partitions alone that it writes."""
+        if not self.directory or self.is_stream or self.sink.mode != OVERWRITE:
+            return False
+        given = {name.lower(): value for name, value in self.sink.options.items()}
+        default = self._spark.conf.get(f"spark.sql.sources.{_PARTITIONS}")
+        return str(given.get(_PARTITIONS.lower(), default)).lower() != "dynamic"
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -472,7 +508,7 @@ class _Build:
         done = Ran()
         self.count(self._observed(), done)
         yield f"{self.sink.name} ({self.sink.format}) would get {rows.num_rows} rows:"
-        for row in rows.slice(0, SHOWN_ROWS).to_pylist():
+        for row in plain_rows(rows.slice(0, SHOWN_ROWS)):
             text = str(row)
             yield f"  {text[:SHOWN_WIDTH]}{'...' if len(text) > SHOWN_WIDTH else ''}"
         yield from _broken(done)
@@ -548,14 +584,62 @@ def _read(spark: SparkSession, source: Source, rows: int) -> DataFrame:
         reader = reader.schema(source.schema)
     frame: DataFrame = reader.load()
     if source.schema and source.format == "nsq":
-        from pyspark.sql import functions
-
-        how = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
-        said = functions.from_json(frame["body"].cast("string"), f"{source.schema}, {CORRUPT} string", how)
-        frame = frame.withColumn(JSON_COLUMN, said)
+        frame = frame.withColumn(JSON_COLUMN, _json_of(frame, source.schema))
     if source.watermark and not rows:
         frame = frame.withWatermark(*source.watermark)
     return frame.limit(rows) if rows and not ends else frame
+
+
+def _json_of(frame: DataFrame, schema: str) -> Column:
+    """Return the JSON of bodies as a struct; one that is not one value alone is in ``_corrupt_record`` as it is.
+
+    Spark's ``from_json`` stops behind the first value. An object whose first brace that closes is the last sign of the
+    body is all of it. Any other is looked at twice more, without its fields: braces around the body end at its own
+    where something follows it that has one more, and brackets where it has one of these: who gets by both is one value.
+    """
+    from pyspark.sql import functions
+    from pyspark.sql.types import StructType
+
+    text = frame["body"].cast("string")
+    kinds: Any = StructType.fromDDL(schema)
+    given = [name for name in kinds.names if name.lower() == CORRUPT]
+    corrupt = given[0] if given else CORRUPT
+    how = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt}
+    whole = schema if given else f"{schema}, {CORRUPT} string"
+    found = functions.from_json(text, whole, how)
+    shown = functions.make_valid_utf8(text)  # else nobody but Spark could read the column
+    lost = functions.from_json(functions.lit("{}"), whole, how).withField(corrupt, shown)
+    length = functions.length(functions.rtrim(text, functions.lit(" \n\r\t")))
+    is_flat = (length > 0) & (functions.instr(text, "}") == length)
+    braces = functions.concat(functions.lit('{"b":'), text, functions.lit("}"))
+    brackets = functions.concat(functions.lit("["), text, functions.lit("]"))
+    in_braces = functions.from_json(braces, f"b {_FIELDLESS}, {corrupt} string", how)
+    in_brackets = functions.from_json(brackets, f"array<{_FIELDLESS}>")
+    is_one = is_flat | (in_braces[corrupt].isNull() & (functions.size(in_brackets) == 1))
+    return functions.when(functions.coalesce(is_one, functions.lit(False)), found).otherwise(lost)
+
+
+def _check_schema(spark: SparkSession, source: Source) -> None:
+    """See that no two fields of a struct have one name: Spark takes that, and its sinks write what nobody can read.
+
+    Raises:
+        JobFailed: it is no schema, or two have.
+    """
+    from pyspark.sql.types import StructType
+
+    if not source.schema:
+        return
+    kind: Any = StructType.fromDDL(source.schema)
+    if not isinstance(kind, StructType) or not kind.fields:
+        raise JobFailed(f"schema is a list of fields, such as 'id bigint, name string', and not {source.schema!r}")
+    tells_case = spark.conf.get("spark.sql.caseSensitive") == "true"
+    for names in names_of_structs(kind):
+        seen: set[str] = set()
+        for name in names:
+            plain = name if tells_case else name.lower()
+            if plain in seen:
+                raise JobFailed(f"schema has two fields {name}: Spark would tell them apart by nothing")
+            seen.add(plain)
 
 
 def _first(options: Mapping[str, str], rows: int) -> str:
@@ -605,24 +689,38 @@ def _function(plan: Plan, step: Step) -> Callable[[SparkSession, dict[str, DataF
     path = plan.path.parent / file
     if not path.is_file():
         raise plan.error(step, "python", f"there is no file {path}")
-    spec = importlib.util.spec_from_file_location(f"flintmq_step_{path.stem}", path)
+    digest = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()
+    spec = importlib.util.spec_from_file_location(f"flintmq_step_{path.stem}_{digest[:8]}", path)
     assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)  # not in sys.modules, so its functions are pickled as they are
+    module = importlib.util.module_from_spec(spec)
 
     def call(spark: SparkSession, views: dict[str, DataFrame]) -> DataFrame:
+        from pyspark import cloudpickle
         from pyspark.sql import DataFrame
 
+        sys.modules[module.__name__] = module  # dataclasses look there for what their annotations name
+        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]  # a worker cannot import it
         try:
             spec.loader.exec_module(module)  # type: ignore[union-attr]
             made = getattr(module, name)(spark, views)
-        except Exception as error:
-            said = one_line(str(error)) if str(error) else ""
-            raise plan.error(step, "python", f"{step.python}: {type(error).__name__}: {said}") from error
+        except (Exception, SystemExit) as error:  # a pipeline that has written nothing has not succeeded
+            raise plan.error(step, "python", f"{step.python}{_said_of(error, spec.origin)}") from error
         if not isinstance(made, DataFrame):
             raise plan.error(step, "python", f"{step.python} returned {made!r}; it has to return a DataFrame")
         return made
 
     return call
+
+
+def _said_of(error: BaseException, file: str | None) -> str:
+    """Return what a step raised, to be told behind the step, with the line of its file where that was."""
+    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == file]
+    place = f", line {lines[-1]}" if lines else ""
+    if isinstance(error, SystemExit):
+        code = "" if error.code is None else repr(error.code)[:SHOWN_WIDTH]
+        return f"{place} called sys.exit({code})"
+    said = f": {one_line(str(error))}" if str(error).strip() else ""
+    return f"{place}: {type(error).__name__}{said}"
 
 
 def _checked(plan: Plan, spark: SparkSession) -> list[_Build]:
@@ -712,10 +810,11 @@ def _check_channels(plan: Plan) -> None:
 
 
 def _check_directories(plan: Plan, builds: Sequence[_Build]) -> None:
-    """See that a stream has the directory of its files for itself.
+    """See that a stream has the directory of its files for itself, and that no sink removes what another one writes.
 
     Raises:
-        PlanError: another sink has it; of two streams each would leave out micro-batches, as they have one number.
+        PlanError: another sink has it; of two streams each would leave out micro-batches, as they have one number. Or a
+            batch overwrites a directory that has a stream's in it, or that of a batch that was written before it.
     """
     before: dict[str, _Build] = {}
     for build in builds:
@@ -725,6 +824,14 @@ def _check_directories(plan: Plan, builds: Sequence[_Build]) -> None:
         if other is not build and (build.is_stream or other.is_stream):
             reason = f"sink {other.sink.name} writes to this directory: Spark would leave out rows, name another one"
             raise plan.error(build.sink, build.path_key, reason)
+    for number, build in enumerate(builds):
+        if not build.replaces_directory:
+            continue
+        for place, other in enumerate(builds):
+            is_within = f"{other.directory}/".startswith(f"{build.directory}/") and other is not build
+            if other.directory and is_within and (other.is_stream or place < number):
+                reason = f"sink {other.sink.name} writes to {other.directory}, which mode {OVERWRITE} would remove"
+                raise plan.error(build.sink, build.path_key, f"{reason}: name another directory")
 
 
 def _own(options: SourceOptions) -> str:
@@ -780,6 +887,7 @@ def _await_topics(plan: Plan, runner: Runner, wait_s: float = 0, *, is_dry: bool
 
     Raises:
         NsqdError: a topic is nowhere.
+        StoppedEarly: the job is to stop, and one has not come.
         PlanError: options of a source are wrong.
     """
     known: set[str] = set()

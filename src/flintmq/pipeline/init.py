@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from flintmq.errors import FlintError, UsageError
+from flintmq.names import is_valid_name, why_invalid
 from flintmq.options import Options, Switch, Text, option, read_command, version_line
 from flintmq.pipeline.options import TO, WHERE
+from flintmq.spark.options import SourceOptions
 from flintmq.version import __version__
 
 SPEC = "spark-pipeline.yml"
@@ -96,8 +98,14 @@ def init(directory: Path, options: InitOptions) -> list[Path]:
     """Write a project; return its files.
 
     Raises:
+        UsageError: a topic has a name that none can have.
+        OptionError: the topic cannot be read by that name, or nsqd is no address.
         FlintError: one is there already, or cannot be written.
     """
+    for flag, name in (("--topic", options.topic), ("--to-topic", options.to_topic)):
+        if not is_valid_name(name):
+            raise UsageError(f"{flag}: {why_invalid('topic', name)}")
+    SourceOptions.parse({"nsqd": options.nsqd, "topic": options.topic})
     place = directory.absolute()
     words = {name: json.dumps(getattr(options, name)) for name in ("nsqd", "topic", "to_topic")}
     files = {

@@ -28,6 +28,7 @@ STAGES = ("wait", "repeats", "process", "total")
 QUANTILES = {"p50": 0.5, "p99": 0.99, "p999": 0.999}
 STATES = ("finished", "in_flight", "waiting", "deferred", "stuck", "lost", "dead_letter", "expired")
 EVENTS_SHOWN_MAX = 10_000
+HALF_ID_DIGITS = 16  # all that clients of NSQ see of the id of a message on a topic with partitions
 
 _FIELDS = (
     "timestamp bigint, action string, topic string, msgid bigint, traceid decimal(20,0), partition int, "
@@ -293,14 +294,34 @@ def expressions(*texts: str) -> list[Any]:
     return [functions.expr(text) for text in texts]
 
 
-def look_up(events: DataFrame, trace_ids: Sequence[int] = (), message_ids: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Return the events of some messages, in the order of time; at most 10,000."""
+@dataclass(slots=True)
+class Found:
+    """The events of some messages.
+
+    Attributes:
+        events: in the order of time, the first 10,000 at most; each without the fields that it does not have.
+        has_more: whether there are more.
+    """
+
+    events: list[dict[str, Any]]
+    has_more: bool
+
+
+def look_up(events: DataFrame, trace_ids: Sequence[int] = (), message_ids: Sequence[str] = ()) -> Found:
+    """Find the events of some messages.
+
+    Args:
+        message_ids: 32 hex digits, lower-case; or 16, which are a whole id of a plain topic, and the first half of one
+            of a topic with partitions: messages of several topics can have the same.
+    """
     tests = []
     if trace_ids:
         tests.append(f"traceid IN ({', '.join(f'{each}BD' for each in trace_ids)})")
     if message_ids:
-        tests.append(f"message_id IN ({', '.join(repr(each) for each in message_ids)})")
+        ids = ", ".join(repr(each) for each in message_ids)
+        tests.append(f"message_id IN ({ids}) OR substr(message_id, 1, {HALF_ID_DIGITS}) IN ({ids})")
     fields = [each.split()[0] for each in _FIELDS.split(", ")]
     chosen = events.where("is_event AND action != 'DROPPED'").where(" OR ".join(tests)).orderBy("timestamp")
-    rows = chosen.select(*fields).limit(EVENTS_SHOWN_MAX).collect()
-    return [{name: value for name, value in row.asDict().items() if value is not None} for row in rows]
+    rows = chosen.select(*fields).limit(EVENTS_SHOWN_MAX + 1).collect()
+    found = [{name: value for name, value in row.asDict().items() if value is not None} for row in rows]
+    return Found(found[:EVENTS_SHOWN_MAX], len(found) > EVENTS_SHOWN_MAX)

@@ -1,7 +1,7 @@
 """``flintmq pipeline mirror``: topics of one cluster in another, each message once, with where it came from.
 
 The rules of this file: nothing is mirrored onto itself; where a message came from is in headers, in a topic that can
-have them.
+have them, behind those that the message has, which stay the JSON they are.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import ClassVar
 from flintmq.errors import UsageError
 from flintmq.names import is_valid_name
 from flintmq.options import SECOND, Switch, Text, option
-from flintmq.pipeline.options import SinkFlags, SourceFlags, StreamFlags, Work
+from flintmq.pipeline.options import NO_END, SinkFlags, SourceFlags, StreamFlags, Work
 from flintmq.pipeline.runner import Runner, run_command
-from flintmq.pipeline.streams import Queries, claimed, read_stream, target_of
+from flintmq.pipeline.streams import COLUMNS, Queries, claimed, read_stream, target_of
 from flintmq.pipeline.topics import Target, await_topics
+from flintmq.spark.options import SourceOptions
 
 HEADERS = {
     "source_topic": "topic",
@@ -58,9 +59,10 @@ def mirror(options: MirrorOptions, runner: Runner | None = None) -> Work:
         UsageError: options are missing, or contradict each other.
         JobFailed: Spark failed.
         CheckpointError: the checkpoint is another job's, or in use.
+        StoppedEarly: it was told to stop while a topic was waited for.
     """
     runner, work = runner or Runner(), Work()
-    source = options.source(**({"includeHeaders": "true"} if options.headers else {}))
+    source = options.source()
     sink = options.sink(options)
     if options.prefix and options.to_topic:
         raise UsageError("give either --prefix or --to-topic")
@@ -68,6 +70,7 @@ def mirror(options: MirrorOptions, runner: Runner | None = None) -> Work:
         raise UsageError(f"--prefix {options.prefix} is no beginning of a topic name")
     if not options.dry_run:
         options.trigger()
+        SourceOptions.parse(source).check_stream(NO_END)
     other = "another --prefix" if options.prefix else "another --to-topic or --prefix"
     targets = [Target(sink, f"give --to-nsqd, --to-lookupd or {other}, or read other topics", options.prefix)]
     await_topics(
@@ -88,7 +91,8 @@ def mirror(options: MirrorOptions, runner: Runner | None = None) -> Work:
         }
         how = {"headers": str(options.headers).lower(), "keep_partition": str(options.keep_partition).lower()}
         with claimed(options.checkpoint, job, target_of(sink, **how)) as name:
-            frame = read_stream(spark, **source)
+            columns = f"{COLUMNS},headers_json" if options.headers else COLUMNS
+            frame = read_stream(spark, **{**source, "columns": columns})
             chosen = ["body"]
             if "topic" not in sink:
                 chosen.append(f"concat('{options.prefix}', topic) AS topic")
@@ -96,10 +100,7 @@ def mirror(options: MirrorOptions, runner: Runner | None = None) -> Work:
                 chosen.append("partition")
             if options.headers:
                 ours = ", ".join(f"'{header}', cast({value} AS string)" for header, value in HEADERS.items())
-                names = ", ".join(f"'{header}'" for header in HEADERS)
-                theirs = f"map_filter(coalesce(headers, map()), (k, v) -> NOT k IN ({names}))"
-                chosen.append(f"map_concat({theirs}, map({ours})) AS headers")
-                chosen.append("trace_id")
+                chosen += ["headers_json", f"map({ours}) AS headers", "trace_id"]
             queries = Queries(options, name)
             queries.to_topic(frame.selectExpr(*chosen), sink)
             queries.wait(runner, work)

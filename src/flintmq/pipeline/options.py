@@ -26,6 +26,10 @@ WHERE, SECURITY, TO, SPARK, WHEN, TOLD = (
 )  # fmt: skip
 
 
+NO_END = "a job goes on where it was, and has no end: leave it out; --dry-run alone takes one"
+"""Why a job that has a checkpoint takes no option that says where reading ends."""
+
+
 @dataclass(slots=True)
 class Work:
     """The progress of a job.
@@ -260,6 +264,7 @@ def as_text(options: Mapping[str, object]) -> dict[str, str]:
 
 
 __all__ = [
+    "NO_END",
     "JobOptions",
     "LinkFlags",
     "SinkFlags",

@@ -27,7 +27,7 @@ from flintmq.spark.lake.table import table_around, table_at
 
 BATCH_ROWS = 10_000
 FILES_MAX = 100_000
-_HOUR = re.compile(r"dt=(\d{4}-\d{2}-\d{2})/hour=(\d{2})")
+_HOUR = re.compile(r"dt=(\d{4}-\d{2}-\d{2})/hour=(\d{2})")  # the two directories of a file
 _NS_PER = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 ARGUMENT = "argument"
 
@@ -98,7 +98,8 @@ class Wanted:
                 return False
             if self.end_offset is not None and name.start >= self.end_offset:
                 return False
-            if hour := _HOUR.search(path.as_posix()):
+            # those further up are not of this archive: it may lie in a directory of another one
+            if hour := _HOUR.fullmatch(f"{path.parent.parent.name}/{path.parent.name}"):
                 begin = datetime.fromisoformat(f"{hour[1]}T{hour[2]}:00:00").replace(tzinfo=UTC)
                 if self.until_ns is not None and begin.timestamp() * 1e9 >= self.until_ns:
                     return False

@@ -23,23 +23,25 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from flintmq.errors import UsageError
+from flintmq.pipeline.toml_lines import KeyPath, lines_of_keys
 
 FILE_BYTES_MAX = 1 << 20
 AVAILABLE_NOW = "available-now"
+TRIGGER_MAX_H = 24 * 366
 EXPECT, DROP, FAIL = "expect", "drop", "fail"
 STREAM_MODES = ("append", "update", "complete")
 OVERWRITE = "overwrite"
 BATCH_MODES = ("append", OVERWRITE, "errorifexists", "ignore")
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-_TRIGGER = re.compile(r"\d+(\.\d+)?\s*(ms|s|m|h)")
-_HEADER = re.compile(r"\s*(\[\[?)\s*([A-Za-z0-9_.-]+)\s*\]\]?")
-_KEY = re.compile(r"""\s*(?:"([^"]+)"|'([^']+)'|([A-Za-z0-9_-]+))[^=\[]*=""")
-_UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours"}
+_TRIGGER = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(ms|s|m|h)")
+_DEPTH = 4  # of what has a line of its own: an option of the second source is ("source", 1, "options", "topic")
+_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 
 
 class PlanError(UsageError):
@@ -141,8 +143,7 @@ class Plan:
 
     def error(self, part: Part, key: str, reason: str) -> PlanError:
         """Return the exception for a key of a table, or ``options.path`` of one within it, as far as it has a line."""
-        names = (key, key.partition(".")[0], "")
-        return PlanError(self.path, next((part.lines[name] for name in names if name in part.lines), 0), reason)
+        return PlanError(self.path, _line_of(part.lines, key), reason)
 
 
 def read_plan(path: Path) -> Plan:
@@ -158,6 +159,7 @@ def read_plan(path: Path) -> Plan:
             raise PlanError(path, 0, f"it is longer than {FILE_BYTES_MAX} bytes")
         text = data.decode()
         content = tomllib.loads(text)
+        lines = _lines_of_tables(text)
     except OSError as error:
         raise PlanError(path, 0, f"it cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -167,45 +169,39 @@ def read_plan(path: Path) -> Plan:
         line = int(match[1]) if match else text.count("\n") + 1
         what = str(error).partition(" (at ")[0]
         raise PlanError(path, line, f"it is no TOML: {what}") from error
-    return _Reader(path, content, _lines(text)).plan()
+    except RecursionError as error:
+        raise PlanError(path, 0, "its arrays or tables are nested too deeply") from error
+    return _Reader(path, content, lines).plan()
 
 
-def _lines(text: str) -> dict[tuple[str, int], dict[str, int]]:
-    """Say where the keys of each table are; tables are named as they are written, those of arrays numbered from 0."""
-    found: dict[tuple[str, int], dict[str, int]] = {("", 0): {}}
-    counts: dict[str, int] = {}
-    at = ("", 0)
-    quote = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        if quote:
-            quote = "" if quote in line else quote
-            continue
-        if header := _HEADER.match(line):
-            name = header[2]
-            if header[1] == "[[":
-                counts[name] = counts.get(name, -1) + 1
-            at = (name, max(0, counts.get(name.partition(".")[0], 0)))
-            found.setdefault(at, {})[""] = number
-        elif key := _KEY.match(line):
-            found.setdefault(at, {}).setdefault(key[1] or key[2] or key[3], number)
-        for mark in ('"""', "'''"):
-            if line.count(mark) % 2:
-                quote = mark
+def _line_of(lines: Mapping[str, int], key: str) -> int:
+    """Return the line of a key of a table, or of one within it, as far as there is one; else the table's, or 0."""
+    return next((lines[name] for name in (key, key.partition(".")[0], "") if name in lines), 0)
+
+
+def _lines_of_tables(text: str) -> dict[KeyPath, dict[str, int]]:
+    """Return :attr:`Part.lines` of the top, of the tables there, and of those of arrays there: ``("source", 0)``."""
+    found: dict[KeyPath, dict[str, int]] = {(): {}}
+    for path, line in lines_of_keys(text, _DEPTH).items():
+        length = 2 if len(path) > 1 and isinstance(path[1], int) else 1
+        found.setdefault(path[:length], {})[".".join(map(str, path[length:]))] = line
+        if len(path) == 1:
+            found[()][str(path[0])] = line
     return found
 
 
 class _Reader:
     """Checks what TOML has read."""
 
-    def __init__(self, path: Path, content: dict[str, Any], lines: dict[tuple[str, int], dict[str, int]]) -> None:
+    def __init__(self, path: Path, content: dict[str, Any], lines: Mapping[KeyPath, Mapping[str, int]]) -> None:
         self._path = path
         self._content = content
         self._lines = lines
 
     def plan(self) -> Plan:
-        top = _Table(self, "", 0, self._content)
+        top = _Table(self, (), self._content)
         top.check_names(("name", "checkpoint", "trigger", "spark", "source", "step", "rule", "sink"))
-        spark = _Table(self, "spark", 0, top.table("spark"))
+        spark = _Table(self, ("spark",), top.table("spark"))
         spark.check_names(("master", "jvm", "conf"))
         plan = Plan(
             path=self._path,
@@ -223,7 +219,7 @@ class _Reader:
         )
         for name in plan.conf:
             if not name.startswith("spark."):
-                raise spark.error("conf", f"{name}: names of Spark settings begin with spark.")
+                raise spark.error(f"conf.{name}", f"{name}: names of Spark settings begin with spark.")
         self._check(plan, top)
         return plan
 
@@ -232,7 +228,7 @@ class _Reader:
         if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
             raise top.error(kind, f"write [[{kind}]], with two brackets: there may be several")
         for index, each in enumerate(given):
-            yield _Table(self, kind, index, each)
+            yield _Table(self, (kind, index), each)
 
     def _source(self, table: _Table) -> Source:
         table.check_names(("name", "format", "stream", "schema", "watermark", "options"))
@@ -312,29 +308,28 @@ class _Reader:
 
 
 class _Table:
-    """A table of the file."""
+    """A table of the file.
 
-    def __init__(self, reader: _Reader, kind: str, index: int, content: dict[str, Any]) -> None:
+    Args:
+        path: the names that lead to it; those of an array are numbered from 0.
+    """
+
+    def __init__(self, reader: _Reader, path: KeyPath, content: dict[str, Any]) -> None:
         self.content = content
+        self.lines = reader._lines.get(path, {})
         self._reader = reader
-        self._kind = kind
-        self.lines = dict(reader._lines.get((kind, index), {}))
-        within = f"{kind}." if kind else ""
-        for name, lines in ((name, lines) for (name, at), lines in reader._lines.items() if at == index):
-            if name and name.startswith(within):
-                below = name.removeprefix(within)
-                self.lines.setdefault(below, lines.get("", 0))
-                self.lines |= {f"{below}.{key}": line for key, line in lines.items() if key}
+        self._kind = str(path[0]) if path else ""
+        self._header = f"[[{self._kind}]]" if len(path) > 1 else f"[{self._kind}]"
 
     def error(self, key: str, reason: str) -> PlanError:
-        return PlanError(self._reader._path, self.lines.get(key, self.lines.get("", 0)), reason)
+        return PlanError(self._reader._path, _line_of(self.lines, key), reason)
 
     def check_names(self, names: Sequence[str]) -> None:
         for key in self.content:
             if key not in names:
                 near = difflib.get_close_matches(key, names, 1)
                 hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(names)}"
-                where = f"[[{self._kind}]] has" if self._kind else "there is"
+                where = f"{self._header} has" if self._kind else "there is"
                 raise self.error(key, f"{where} no {key}; {hint}")
 
     def text(self, key: str, default: str | None = None) -> str:
@@ -342,7 +337,7 @@ class _Table:
         if value is None and self._kind == "" and key == "checkpoint":
             return ""
         if value is None:
-            raise self.error("", f"[[{self._kind}]] needs {key}" if self._kind else f"{key} is missing")
+            raise self.error("", f"{self._header} needs {key}" if self._kind else f"{key} is missing")
         if not isinstance(value, str) or (not value.strip() and default is None):
             raise self.error(key, f"{key} is a text, not {value!r}")
         return value
@@ -362,7 +357,8 @@ class _Table:
     def table(self, key: str) -> dict[str, Any]:
         value = self.content.get(key, {})
         if not isinstance(value, dict):
-            raise self.error(key, f"{key} is a table, [{key}]")
+            header = f"[{self._kind}.{key}]" if self._kind else f"[{key}]"
+            raise self.error(key, f"{key} is a table, {header}")
         return value
 
     def texts(self, key: str) -> dict[str, str]:
@@ -370,7 +366,7 @@ class _Table:
         found = {}
         for name, value in self.table(key).items():
             if not isinstance(value, (str, int, float)):
-                raise self.error(key, f"{key}: {name} is a text, a number, true or false, not {value!r}")
+                raise self.error(f"{key}.{name}", f"{key}: {name} is a text, a number, true or false, not {value!r}")
             found[name] = str(value).lower() if isinstance(value, bool) else str(value)
         return found
 
@@ -383,10 +379,12 @@ def _trigger(top: _Table) -> dict[str, object]:
     text = top.text("trigger", AVAILABLE_NOW).strip()
     if text == AVAILABLE_NOW:
         return {"availableNow": True}
-    if not _TRIGGER.fullmatch(text):
+    if (match := _TRIGGER.fullmatch(text)) is None:
         raise top.error("trigger", f'trigger is "{AVAILABLE_NOW}", or how often, as "5s"; not {text!r}')
-    number, unit = re.fullmatch(r"([\d.]+)\s*(\w+)", text).groups()  # type: ignore[union-attr]
-    return {"processingTime": f"{number} {_UNITS[unit]}"}
+    milliseconds = Fraction(match[1]) * _UNITS_MS[match[2]]  # Spark takes no fractions of some units
+    if milliseconds.denominator > 1 or milliseconds > TRIGGER_MAX_H * _UNITS_MS["h"]:
+        raise top.error("trigger", f"trigger is of whole milliseconds, and at most {TRIGGER_MAX_H}h; not {text!r}")
+    return {"processingTime": f"{milliseconds.numerator} milliseconds"}
 
 
 __all__ = ["Plan", "PlanError", "Rule", "Sink", "Source", "Step", "read_plan"]

@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 from flintmq.clock import Clock, SystemClock
 from flintmq.errors import NsqdError, OptionError, UsageError
 from flintmq.message import HEADERS_SIZE_MAX
+from flintmq.names import listed
 from flintmq.options import SECOND, Choice, Integer, Items, Switch, Text, option
 from flintmq.pipeline.files import FileName
 from flintmq.pipeline.options import JobOptions, LinkFlags, TopicFlags, Work
@@ -61,6 +62,7 @@ _KINDS = {
     "headers": ("map<string,string>", "string"),
 }
 """The parts of a message, and Spark's names of the types of each."""
+_HEADERS_JSON = "headers_json"
 PIECES_MAX = 3_900  # nsqd remembers 4,000 producers of sinks for each partition
 SORTED_BYTES_MAX = 1 << 30
 KEPT = ("partition", "trace_id", "headers")
@@ -113,7 +115,8 @@ class Replayed(Work):
 
     Attributes:
         rows: published, or found stored.
-        found: of them, those that an earlier run had published.
+        found: of them, those that nsqd knew when this run came to their file; what another run publishes at the same
+            time counts for both, and is stored once.
         skipped: rows whose body cannot be published.
         files: read, or to be read.
         is_whole: whether all rows were published; not after a stop.
@@ -232,9 +235,9 @@ class _Job:
                 "replay a part of them at a time (since, until, a directory), or set delivery=atLeastOnce",
             )
 
-    @property
-    def _columns(self) -> list[str]:
-        names = [self._body, *([self._key] if self._key else []), *self._keep, *self._order_by]
+    def _columns(self, schema: pa.Schema) -> list[str]:
+        kept = (_kept_in(schema, name) for name in self._keep)
+        names = [self._body, *([self._key] if self._key else []), *kept, *self._order_by]
         return list(dict.fromkeys(names))
 
     def _cut(self, files: list[Path]) -> list[_Piece]:
@@ -253,18 +256,20 @@ class _Job:
         """
         from flintmq.spark.sink import check_columns as check_message
 
-        first: tuple[Path, list[pa.DataType]] | None = None
+        first: tuple[Path, dict[str, pa.DataType]] | None = None
         seen: list[dict[str, str]] = []
         for file in files:
             schema, count = read_footer(file)
             self._row_count += count
-            for name in self._columns:
+            columns = self._columns(schema)
+            for name in columns:
                 if name not in schema.names:
                     raise OptionError("column", name, f"{file} has {', '.join(schema.names)}", ARGUMENT)
             check_wanted(file, schema, self._wanted)
-            kinds = [schema.field(name).type for name in self._columns]
+            kinds = {name: schema.field(name).type for name in columns}
             first = first or (file, kinds)
-            for name, kind, other in zip(self._columns, kinds, first[1], strict=True):
+            for name, kind in kinds.items():
+                other = first[1].get(name, "not read")
                 if self._order_by and kind != other:
                     raise FilesError(file, f"its {name} is {kind}, that of {first[0]} is {other}: sort them apart")
             types = self._message_types(file, schema)
@@ -337,8 +342,10 @@ class _Job:
         for piece in self._pieces:
             identity = self._identity(piece)
             layout = Placing(self._sink, identity).of(self._sink.topic)
-            if layout is not None and layout.partition_count:
-                done.topic = f"{layout.partition_count} partitions"
+            if layout is not None and layout.is_new:
+                done.topic = f"it is not there: nsqd {layout.address} has it made, without partitions"
+            elif layout is not None and layout.partition_count:
+                done.topic = f"{layout.partition_count} {'logs in a cluster' if layout.is_plain else 'partitions'}"
             elif layout is not None:
                 done.topic = f"no partitions, at nsqd {layout.address}"
             else:
@@ -382,7 +389,7 @@ class _Job:
             if not _has_headers(layout, self._sink, identity):
                 allowed = f"topic {topic} has no headers: leave it out, or create the topic with extend=true"
                 raise OptionError("keep", "headers", allowed, ARGUMENT)
-        elif "trace_id" in self._keep and not layout.partition_count:
+        elif "trace_id" in self._keep and layout.is_plain:
             allowed = (
                 f"topic {topic} has no partitions, and no room for it: leave it out, or create the topic with some"
             )
@@ -397,7 +404,7 @@ class _Job:
         from flintmq.spark.encode import HeadersRefused, header_fronts
 
         given = {name: batch.column(name) for name in batch.schema.names}
-        if layout is not None and not layout.partition_count:
+        if layout is not None and layout.is_plain:
             name = "key" if "key" in given and given["key"].null_count < batch.num_rows else ""
             if "partition" in given and any(given["partition"].to_pylist()):
                 name = "partition"
@@ -427,9 +434,8 @@ class _Job:
                 for rows in read_rows(file, ["topic"], Wanted()):
                     there.update(each for each in pc.unique(rows.batch.column("topic")).to_pylist() if each)
         if self._wanted.topic not in there:
-            more = f" and {len(there) - LISTED_MAX} more" if len(there) > LISTED_MAX else ""
-            names = ", ".join(sorted(there)[:LISTED_MAX]) or "none"
-            raise FilesError(self._path, f"no row is of topic {self._wanted.topic!r}; there is {names}{more}")
+            names = listed(sorted(there), LISTED_MAX) or "none"
+            raise FilesError(self._path, f"no row is of topic {self._wanted.topic!r}; there is {names}")
 
     def _message_types(self, file: Path, schema: pa.Schema) -> dict[str, str]:
         """Return the columns of the messages with Spark's names of their types.
@@ -438,7 +444,8 @@ class _Job:
             OptionError: a column has a type that messages cannot have.
         """
         found = {}
-        for name, column in {"body": self._body, "key": self._key, **{each: each for each in self._keep}}.items():
+        kept = {name: _kept_in(schema, name) for name in self._keep}
+        for name, column in {"body": self._body, "key": self._key, **kept}.items():
             if column:
                 kind = schema.field(column).type
                 spark = _spark_type(kind)
@@ -496,7 +503,7 @@ class _Job:
         schema, _ = read_footer(file)
         named = [name for name in ("topic", "partition", "offset") if name in schema.names]
         name = FileName.parse(file.name)
-        for rows in read_rows(file, [*self._columns, *named], self._wanted):
+        for rows in read_rows(file, [*self._columns(schema), *named], self._wanted):
             if name is not None:
                 self._done.sources[f"{name.key.topic} {name.key.label}"] += rows.batch.num_rows
             else:
@@ -530,7 +537,7 @@ class _Job:
         if self._key:
             columns["key"] = rows.column(self._key)
         for name in self._keep:
-            column = rows.column(name)
+            column = rows.column(_kept_in(rows.schema, name))
             if name == "headers" and not pa.types.is_map(column.type):
                 longest = pc.max(pc.binary_length(column)).as_py() or 0
                 if longest > HEADERS_SIZE_MAX:
@@ -555,8 +562,13 @@ def _has_headers(layout: Layout, sink: SinkOptions, identity: TaskIdentity) -> b
             return False
         raise
     # of a topic that others of the cluster serve it knows no more than where it is
-    is_here = bool(told.get("partition_num")) or "elsewhere" not in told
+    is_here = bool(told.get("partitions")) or "elsewhere" not in told
     return bool(told.get("has_headers", True)) or not is_here
+
+
+def _kept_in(schema: pa.Schema, name: str) -> str:
+    """Return the column of a file that has what messages keep: of headers the JSON they are, where there is some."""
+    return _HEADERS_JSON if name == "headers" and _HEADERS_JSON in schema.names else name
 
 
 def _check_order(wanted: Wanted) -> None:
@@ -645,7 +657,8 @@ def _run(options: ReplayOptions, runner: Runner) -> None:
             runner.say(f"{count:>12}  from {source}")
         for partition, count in sorted(done.targets.items()):
             runner.say(f"{count:>12}  to {options.to_topic}, partition {partition}")
-        runner.say(f"{done.rows} rows would go to {options.to_topic} ({done.topic or 'nothing to do'})")
+        skipped = f", {done.skipped} would be skipped" if done.skipped else ""
+        runner.say(f"{done.rows} rows would go to {options.to_topic} ({done.topic or 'nothing to do'}){skipped}")
         return
     said = f"{done.rows} rows of {done.files} files are in {options.to_topic}, {done.found} of them were there already"
     if done.skipped:

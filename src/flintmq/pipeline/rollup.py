@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, ClassVar
 from flintmq.errors import UsageError
 from flintmq.options import MINUTE, SECOND, Duration, Repeated, Switch, Text, option
 from flintmq.pipeline.bodies import PLACE, REASON, SchemaFlags, quoted, ticked, unused, with_columns
-from flintmq.pipeline.options import SinkFlags, SourceFlags, StreamFlags, Work
-from flintmq.pipeline.runner import Runner, run_command, spark_failures
-from flintmq.pipeline.streams import COLUMNS, Queries, check_expressions, claimed, read_stream, target_of
+from flintmq.pipeline.options import NO_END, SinkFlags, SourceFlags, StreamFlags, Work
+from flintmq.pipeline.runner import JobFailed, Runner, check_streaming, run_command, spark_failures
+from flintmq.pipeline.streams import COLUMNS, Queries, check_expressions, check_places, claimed, read_stream, target_of
 from flintmq.pipeline.topics import await_topics, targets_of
-from flintmq.spark.lake.table import local_path
+from flintmq.spark.options import SourceOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -87,17 +87,18 @@ def rollup(options: RollupOptions, runner: Runner | None = None) -> RolledUp:
         UsageError: options are missing, contradict each other, or are no SQL.
         JobFailed: Spark failed.
         CheckpointError: the checkpoint is another job's, or in use.
+        StoppedEarly: it was told to stop while a topic was waited for.
     """
     if bool(options.to) == bool(options.to_topic) and not options.dry_run:
         raise UsageError("give either --to or --to-topic")
     options.check_schema()
-    for flag, directory in (("--to", options.to), ("--bad-rows", options.bad_rows)):
-        local_path(directory, flag)  # raises for a URL
+    check_places(options.to, options.to_topic, options)
     runner, work = runner or Runner(), RolledUp()
     source = options.source()
     where = options.sink(options, orderBy="at")
     if not options.dry_run:
         options.trigger()
+        SourceOptions.parse(source).check_stream(NO_END)
     job = {
         "job": "rollup", "topics": ",".join(options.topic), "aggregate": "; ".join(options.aggregate),
         "by": "; ".join(options.by), "window_ns": str(options.window_ns), "time": options.time, "to": options.to,
@@ -108,6 +109,9 @@ def rollup(options: RollupOptions, runner: Runner | None = None) -> RolledUp:
         source, options.wait_for_topic_ns / SECOND, runner.stop, checkpoint=options.checkpoint, targets=targets
     )
     with runner.session("flintmq-rollup", options, work) as spark:
+        rows, bad, at = _timed(read_stream(spark, **source), options)
+        found = _aggregated(rows, at, options)
+        _check_streamed(found)
         if options.dry_run:
             frame = spark.read.format("nsq").options(**{"columns": COLUMNS, **source}).load()
             rows, bad, at = _timed(frame, options)
@@ -118,8 +122,6 @@ def rollup(options: RollupOptions, runner: Runner | None = None) -> RolledUp:
                 work.rows = rows.count() + work.more["bad"]
             return work
         with claimed(options.checkpoint, job, target_of(where) if targets else {}) as name:
-            rows, bad, at = _timed(read_stream(spark, **source), options)
-            found = _aggregated(rows, at, options)
             queries = Queries(options, name)
             if options.to:
                 queries.to_files(found, options.to, by_hour=False)
@@ -173,6 +175,18 @@ def _aggregated(rows: DataFrame, at: str, options: RollupOptions) -> DataFrame:
         known.add(name.lower())
     bounds = f"{_WINDOW}.start AS {WINDOW[0]}", f"{_WINDOW}.end AS {WINDOW[1]}"
     return found.selectExpr(*bounds, *(ticked(name) for name in names))
+
+
+def _check_streamed(found: DataFrame) -> None:
+    """See that Spark can go on with such windows, before a checkpoint is this job's.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    try:
+        check_streaming(found)
+    except JobFailed as error:
+        raise UsageError(f"--by and --aggregate: {error.reason.rstrip(';')}") from error
 
 
 def run(arguments: Sequence[str]) -> int:

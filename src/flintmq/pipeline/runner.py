@@ -31,15 +31,15 @@ from flintmq.clock import Clock, SystemClock
 from flintmq.errors import UNREADABLE_JSON, FlintError
 from flintmq.options import SECOND, read_command, version_line
 from flintmq.pipeline.options import JobOptions, SparkFlags, Work
+from flintmq.pipeline.signals import stopped_by_signals
 from flintmq.version import __version__
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 TOLD_EVERY_S = 0.5
 LOOKED_EVERY_S = 0.2
 BATCH_PATIENCE_S = 5.0
-SAME_SIGNAL_NS = SECOND
 LOG_LEVEL = "spark.log.level"
 QUIET = "FATAL"  # at ERROR Spark logs what a job fails with several times, with stacks, before the job can say it
 _DUMB = "dumb"
@@ -82,6 +82,21 @@ class JobFailed(FlintError):
 
     def __str__(self) -> str:
         return self.reason
+
+
+class StoppedEarly(FlintError):
+    """A job was told to stop before it had begun anything.
+
+    Args:
+        reason: what it waited for.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"stopped {self.reason}; nothing was begun"
 
 
 class Runner:
@@ -347,11 +362,14 @@ def run_command(table: type[Table], arguments: Sequence[str], job: Callable[[Tab
     if options is None:
         return 0
     shown = Shown(options.progress)
-    with stopped_by_signals() as (stop, again), _without_stacks_of_py4j():
-        runner = Runner(shown, stop)
-        runner._after_start, runner._before_words = again, shown.finish
+    with stopped_by_signals() as signals, _without_stacks_of_py4j():
+        runner = Runner(shown, signals.stop)
+        runner._after_start, runner._before_words = signals.take, shown.finish
         try:
             return job(options, runner) or 0
+        except StoppedEarly as early:  # no failure, but no result either
+            print(f"{table.program}: {early}", file=sys.stderr)
+            return 0
         finally:
             shown.finish()
 
@@ -388,37 +406,6 @@ def _filtered(loggers: Sequence[logging.Logger], keep: Callable[[logging.LogReco
     finally:
         for each in loggers:
             each.removeFilter(keep)
-
-
-@contextmanager
-def stopped_by_signals(clock: Clock | None = None) -> Iterator[tuple[threading.Event, Callable[[], None]]]:
-    """Set an event at Ctrl-C and SIGTERM; the second one is as if there were none.
-
-    What comes again within a second of the first is that one once more, as timeout(1) sends it twice. The function
-    beside the event takes the signals again, which Spark takes when it starts.
-    """
-    clock = clock or SystemClock()
-    stop = threading.Event()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    first_ns: dict[int, int] = {}
-
-    def end(number: int, frame: object) -> None:
-        stop.set()
-        now_ns = clock.monotonic_ns()
-        if now_ns - first_ns.setdefault(number, now_ns) > SAME_SIGNAL_NS:
-            signal.signal(number, before[signal.Signals(number)])
-            signal.raise_signal(number)
-
-    def take() -> None:
-        for number in before:
-            signal.signal(number, end)
-
-    take()
-    try:
-        yield stop, take
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 _starts = threading.local()  # whether a thread starts a JVM now
@@ -473,6 +460,23 @@ def spark_failures() -> Iterator[None]:
         if isinstance(error, ConnectionError):
             raise
         raise JobFailed(reason(error)) from error
+
+
+def check_streaming(frame: DataFrame, mode: str = "append") -> None:
+    """See that Spark can run the query of a stream, which it looks at when one is started, and not before.
+
+    Args:
+        mode: the output mode: append, update or complete.
+
+    Raises:
+        JobFailed: it cannot.
+    """
+    of_java: Any = frame
+    jvm: Any = frame.sparkSession.sparkContext._jvm
+    with spark_failures():
+        output = getattr(jvm.org.apache.spark.sql.streaming.OutputMode, mode.capitalize())()
+        checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+        checker.checkForStreaming(of_java._jdf.queryExecution().analyzed(), output)
 
 
 def _is_without_jvm(error: BaseException) -> bool:
@@ -539,9 +543,10 @@ __all__ = [
     "JobFailed",
     "Runner",
     "Shown",
+    "StoppedEarly",
+    "check_streaming",
     "one_line",
     "reason",
     "run_command",
     "spark_failures",
-    "stopped_by_signals",
 ]

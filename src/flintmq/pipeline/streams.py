@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import secrets
 import shutil
@@ -370,6 +371,29 @@ class Queries:
             .option("checkpointLocation", str(place))
             .trigger(**self._flags.trigger())
         )
+
+
+def check_places(to: str, to_topic: str, flags: SchemaFlags) -> None:
+    """See that rows that do not fit go elsewhere than the others, and files to directories of this machine.
+
+    Both queries of a job have the same number of a micro-batch, and the job's name, so in one directory each would
+    take the other's files for those of an earlier try.
+
+    Args:
+        to, to_topic: where the others go, as --to and --to-topic have it.
+
+    Raises:
+        UsageError: one directory is the other, or lies in it, by whatever name; it is one topic; or one is a URL.
+    """
+    good, bad = (
+        Path(os.path.realpath(local_path(directory, flag))) if directory else None
+        for flag, directory in (("--to", to), ("--bad-rows", flags.bad_rows))
+    )
+    if good and bad and (good.is_relative_to(bad) or bad.is_relative_to(good)):
+        where = "are one directory" if good == bad else "lie one in the other"
+        raise UsageError(f"--to {to} and --bad-rows {flags.bad_rows} {where}: give --bad-rows a directory beside --to")
+    if to_topic and to_topic == flags.bad_topic:
+        raise UsageError(f"--to-topic and --bad-topic are both {to_topic}: give another --bad-topic")
 
 
 def check_expressions(frame: DataFrame, flag: str, texts: Sequence[str]) -> None:

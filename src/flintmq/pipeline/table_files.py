@@ -13,18 +13,22 @@ Source: docs/decisions/0034.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
 from flintmq.pipeline.files import HOUR_US, Archive, FileName, key_text, move, parse_key
-from flintmq.spark.lake.table import DataFile, Mark, Table, TableError, unused
-from flintmq.spark.offsets import PartitionKey
+from flintmq.spark.lake.table import DataFile, Mark, Table, TableError, check_history, told_back, unused
+from flintmq.spark.offsets import FIRST_SEQUENCE, PartitionKey
 
 FILES_MAX = 256  # of one transaction
 BYTES_MAX = 2 << 30
 DAY = "dt"
+TOLD_MAX = 20  # logs of which it is said that they were taken back
+
+log = logging.getLogger("flintmq.pipeline")
 
 
 class TableArchive(Archive):
@@ -65,6 +69,31 @@ class TableArchive(Archive):
         """Return where those logs go on that the table has marks of by now; other machines may write to it."""
         marks = {key_text(key): key for key in keys}
         found = {marks[mark]: end for mark, end in self._table.marks(marks).items()}
+        self._positions |= found
+        return found
+
+    def settled(self, keys: Iterable[PartitionKey], *, is_lenient: bool) -> dict[PartitionKey, int]:
+        """Return where logs go on that the table has fewer rows of than its marks say: somebody took it back.
+
+        Raises:
+            TableError: there are some, unless ``is_lenient``.
+        """
+        wanted = {key_text(key): key for key in keys}
+        marks = {name: self._positions[key] for name, key in wanted.items()}
+        back = self._table.taken_back(marks) if marks else {}
+        if not is_lenient:
+            check_history(self.directory, marks, back)
+        if not back:
+            return {}
+        moved: dict[str, Mark] = {}
+        for number, (name, end) in enumerate(sorted(back.items())):
+            goes_on = marks[name] if end is None else max(end, FIRST_SEQUENCE)
+            moved[name] = Mark(marks[name], goes_on)
+            if number < TOLD_MAX:
+                what = told_back(name, marks[name], end)
+                log.warning("table %s was taken back: %s; going on at %d", self.directory, what, goes_on)
+        self._table.settle(moved)
+        found = {wanted[name]: mark.after for name, mark in moved.items()}
         self._positions |= found
         return found
 

@@ -1,7 +1,7 @@
 """``flintmq pipeline tail``: the last messages of topics as the rows that a query would see, then those that come.
 
 The rules of this file: nothing is moved and nothing remembered; what a terminal could be flooded with is bounded, and
-what was left out is said; a time is shown in UTC, and says so.
+what was left out is said; no body is one that cannot be shown.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from flintmq.errors import UsageError
 from flintmq.options import SECOND, Duration, Integer, Switch, Text, option
+from flintmq.pipeline.arrow_rows import plain_rows, text_of
 from flintmq.pipeline.bodies import REASON, SchemaFlags, unused, with_columns
 from flintmq.pipeline.options import WHEN, SourceFlags, SparkFlags, Work
 from flintmq.pipeline.runner import Runner, run_command
@@ -25,7 +25,6 @@ from flintmq.spark.options import SourceOptions
 from flintmq.spark.survey import Surveyor
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame
 
 ROWS_MAX = 100_000
@@ -121,10 +120,9 @@ class _Printer:
         if not self._has_head and not self._is_json:
             self._has_head = True
             self._runner.say(", ".join(f"{name} {kind}" for name, kind in frame.dtypes))
-        for row in found.slice(0, ROWS_MAX).to_pylist():
-            values = {field.name: _plain(row[field.name], field.type) for field in found.schema}
+        for values in plain_rows(found.slice(0, ROWS_MAX)):
             if self._is_json:
-                self._runner.say(json.dumps(values, default=_told, ensure_ascii=False))
+                self._runner.say(json.dumps(values, default=text_of, ensure_ascii=False))
             else:
                 self._runner.say("  ".join(_short(value) for value in values.values()))
         if found.num_rows > ROWS_MAX:
@@ -132,32 +130,10 @@ class _Printer:
         self._work.rows += min(found.num_rows, ROWS_MAX)
 
 
-def _plain(value: Any, kind: pa.DataType) -> Any:
-    """Return a value of Arrow's with maps as dicts, and with times as text: in UTC, unless they have no zone."""
-    import pyarrow as pa
-
-    if value is None:
-        return None
-    if pa.types.is_timestamp(kind):
-        text: str = (value.astimezone(UTC) if kind.tz else value).isoformat()
-        return text.replace("+00:00", "Z")
-    if pa.types.is_struct(kind):
-        return {field.name: _plain(value[field.name], field.type) for field in kind}
-    if pa.types.is_map(kind):
-        return {_plain(key, kind.key_type): _plain(each, kind.item_type) for key, each in value}
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return [_plain(each, kind.value_type) for each in value]
-    return value
-
-
-def _told(value: object) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes | bytearray) else str(value)
-
-
 def _short(value: object) -> str:
     if isinstance(value, dict | list):
-        value = json.dumps(value, default=_told, ensure_ascii=False)
-    text = "null" if value is None else _told(value)
+        value = json.dumps(value, default=text_of, ensure_ascii=False)
+    text = "null" if value is None else text_of(value)
     text = "".join(letter if letter.isprintable() else "?" for letter in text)  # nobody writes to this terminal but we
     return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"
 
@@ -168,6 +144,7 @@ def tail(options: TailOptions, runner: Runner | None = None) -> Work:
     Raises:
         UsageError: options are missing, or are no SQL.
         JobFailed: Spark failed.
+        StoppedEarly: it was told to stop while a topic was waited for.
     """
     if options.bad_rows or options.bad_topic:
         raise UsageError("--bad-rows and --bad-topic are for other jobs: here column bad says what does not fit")

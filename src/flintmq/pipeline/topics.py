@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flintmq.errors import FlintError, NsqdError, UsageError
+from flintmq.names import listed
+from flintmq.pipeline.runner import StoppedEarly
 from flintmq.pipeline.streams import ROWS
 from flintmq.spark.broker import POOL, TOPIC_NOT_EXIST, NotByOffset
 from flintmq.spark.discovery import all_nsqds, all_topics, nsqds_of_topic
@@ -73,7 +75,7 @@ def await_topics(
     Args:
         given: options of format nsq for reading.
         wait_s: seconds in which they may come.
-        stop: ends the wait, and the job that looks at it next.
+        stop: ends the wait, and the job with it.
         checkpoint: the directory of a job; if it has run before nothing is asked, as its source tells what has become
             of topics.
         known: topics that the job has read before.
@@ -81,6 +83,7 @@ def await_topics(
 
     Raises:
         UsageError: a topic is published to as well.
+        StoppedEarly: ``stop`` was set before every topic was there.
         NsqdError: a topic is nowhere; it lists those that are, where an nsqlookupd tells.
         FlintError: nobody who could know answers.
     """
@@ -97,7 +100,7 @@ def _await(options: SourceOptions, wanted: set[str], wait_s: float, stop: thread
         if left_s <= 0:
             raise _nowhere(options, min(missing), wait_s)
         if stop.wait(min(left_s, LOOK_EVERY_S)):
-            return
+            raise StoppedEarly(f"while it waited for topic {min(missing)!r}, which has not come")
         left_s -= LOOK_EVERY_S
 
 
@@ -121,8 +124,7 @@ def _nowhere(options: SourceOptions, topic: str, wait_s: float) -> NsqdError:
     if options.lookupd:
         try:
             names = all_topics(options.lookupd, options.connect_timeout, options.link)
-            more = f" and {len(names) - LISTED_MAX} more" if len(names) > LISTED_MAX else ""
-            there = f"; there is {', '.join(sorted(names)[:LISTED_MAX]) or 'none'}{more}"
+            there = f"; there is {listed(sorted(names), LISTED_MAX) or 'none'}"
         except FlintError as error:
             there = f"; those that are there are not to be had ({error})"
     waited = f" after {wait_s:g} s" if wait_s else ""

@@ -6,11 +6,12 @@ The rules of this file: what comes out is found by :mod:`flintmq.pipeline.lives`
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from flintmq.errors import FlintError, UsageError
 from flintmq.options import MINUTE, SECOND, Choice, Duration, Items, Switch, Text, option
@@ -18,6 +19,7 @@ from flintmq.pipeline.lives import (
     QUANTILES,
     STAGES,
     TRACE_TOPIC,
+    Found,
     Quality,
     Summary,
     expressions,
@@ -56,7 +58,10 @@ class TraceOptions(SourceFlags, SparkFlags):
         Items(Text("ID")), (), "show every event of the messages with this trace id", group=_WHAT
     )
     message_id: tuple[str, ...] = option(
-        Items(Text("ID")), (), "show every event of the message with this id, 16 or 32 hex digits", group=_WHAT
+        Items(Text("ID")),
+        (),
+        "show every event of the messages with this id, 32 hex digits, or 16 as clients of NSQ see it",
+        group=_WHAT,
     )
     stuck_after_ns: int = option(
         Duration(0), MINUTE, "nothing for so long: stuck; overtaken by so much, and never sent: lost", group=_WHAT
@@ -119,7 +124,7 @@ def _run(options: TraceOptions, runner: Runner) -> int:
                 _say_plan(events, known, options, runner)
                 return 0
             if trace_ids or message_ids:
-                return _say_events(look_up(events, trace_ids, message_ids), options, runner)
+                return _say_events(look_up(events, trace_ids, message_ids), known, options, runner)
             with _kept(lives(events, options.stuck_after_ns / SECOND)) as found:
                 summaries = summarize(found)
                 if options.to:
@@ -155,11 +160,12 @@ def _note(note: str, options: TraceOptions, runner: Runner) -> None:
     runner.say(json.dumps({"note": note}) if options.format == "json" else note)
 
 
-def _say_events(found: list[dict[str, Any]], options: TraceOptions, runner: Runner) -> int:
-    if not found:
-        raise FlintError("no event of such a message; was it traced then, and is the time within --since and --until?")
-    first_ns = found[0]["timestamp"]
-    for event in found:
+def _say_events(found: Found, known: Quality, options: TraceOptions, runner: Runner) -> int:
+    if not found.events:
+        reason = "no event of such a message; was it traced then, and is the time within --since and --until?"
+        raise FlintError(" ".join((reason, *(f"({note})" for note in known.notes()))))
+    first_ns = found.events[0]["timestamp"]
+    for event in found.events:
         if options.format == "json":
             runner.say(json.dumps(event, default=int))
             continue
@@ -167,7 +173,22 @@ def _say_events(found: list[dict[str, Any]], options: TraceOptions, runner: Runn
         where = f"{event['topic']} {event.get('channel', '')}".strip()
         more = " ".join(f"{name}={event[name]}" for name in ("attempts", "delay_ms", "client", "node") if name in event)
         runner.say(f"{after_ms:>12.3f} ms  {event['action']:<11} {event.get('message_id', ''):<32} {where}  {more}")
+    if found.has_more:
+        note = (
+            f"there are more events than these first {len(found.events):,}: narrow them by --since, --until, --of-topic"
+        )
+        _note_beside(note, options, runner, is_cut_off=True)
+    for note in known.notes():
+        _note_beside(note, options, runner)
     return 0
+
+
+def _note_beside(note: str, options: TraceOptions, runner: Runner, **more: bool) -> None:
+    """Say a note of events that were shown: on stderr, or as one more line of JSON."""
+    if options.format == "json":
+        runner.say(json.dumps({"note": note, **more}))
+    else:
+        print(note, file=sys.stderr, flush=True)
 
 
 def _say_summaries(found: list[Summary], known: Quality, options: TraceOptions, runner: Runner) -> None:
