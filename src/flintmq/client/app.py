@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from flintmq.client.aio.consumer import Consumer
+from flintmq.client.aio.home import Home
 from flintmq.client.aio.lookup import Fetch
 from flintmq.client.aio.producer import Producer
 from flintmq.client.core.handlers import check_function, is_async
@@ -42,6 +43,7 @@ Hook = Callable[[], object]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 ONE_SIGNAL_S = 0.5  # a terminal signals a whole group of processes, and a wrapper in it passes the signal on
+_ALIASES_MAX = 100
 _KINDS = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -97,6 +99,7 @@ class App:
         self._consumers: list[Consumer[Any]] = []
         self._is_starting = False
         self._stopped = asyncio.Event()
+        self._home = Home()
 
     def __repr__(self) -> str:
         return f"<App of {len(self._declared)} consumers, {'running' if self._stack is not None else 'not running'}>"
@@ -211,11 +214,11 @@ class App:
             elif self._is_starting:
                 log.info("%s: draining what has started; it is not started to its end", name)
                 is_given_up = True
-                self.stop()
+                self._stop()
                 serving.cancel()
             else:
                 log.info("%s: draining; once more cancels the handlers that still run", name)
-                self.stop()
+                self._stop()
 
         for number in _SIGNALS:
             loop.add_signal_handler(number, asked_to_stop, number)
@@ -247,13 +250,19 @@ class App:
             try:
                 await asyncio.wait([*tasks, stop], return_when=asyncio.FIRST_COMPLETED)
             finally:
-                self.stop()
+                self._stop()
                 await asyncio.wait([*tasks, stop])
             for task in tasks:
                 task.result()
 
     def stop(self) -> None:
-        """Stop the flow of messages; :meth:`serve` and :meth:`run` return when the handlers have ended."""
+        """Stop the flow of messages; :meth:`serve` and :meth:`run` return when the handlers have ended.
+
+        May be called in any thread, and in a signal handler. One that is yet to start ends as soon as it has.
+        """
+        self._home.run_soon(self._stop)
+
+    def _stop(self) -> None:
         self._stopped.set()
         for consumer in self._consumers:
             consumer.stop()
@@ -261,7 +270,7 @@ class App:
     async def __aenter__(self) -> Self:
         if self._stack is not None:
             raise RuntimeError("this App runs already")
-        self._stopped = asyncio.Event()
+        self._home.move_in("App", "Consumer")
         self._stack = AsyncExitStack()
         self._is_starting = True
         try:
@@ -299,7 +308,7 @@ class App:
     async def _end(self) -> None:
         stack, self._stack = self._stack, None
         assert stack is not None
-        self.stop()
+        self._stop()
         try:
             await asyncio.gather(*(consumer.close() for consumer in self._consumers))
         finally:
@@ -308,6 +317,7 @@ class App:
             finally:
                 self._producer = None
                 self._consumers = []
+                self._stopped = asyncio.Event()
 
 
 def _is_in_loop() -> bool:
@@ -361,20 +371,43 @@ def _wants(function: Callable[..., Any]) -> tuple[list[bool], type[Any] | None]:
     for parameter in parameters:
         if parameter.default is not parameter.empty or parameter.kind is parameter.VAR_POSITIONAL:
             continue
-        hint = hints.get(parameter.name, Message)
-        if typing.get_origin(hint) is typing.Annotated and Message in (
-            said := hint.__origin__,
-            typing.get_origin(said),
-        ):
+        try:
+            hint = _unaliased(hints.get(parameter.name, Message))
+            said = _unaliased(hint.__origin__) if typing.get_origin(hint) is typing.Annotated else hint
+        except (NameError, TypeError) as error:  # what an alias stands for is evaluated here
+            raise OptionError(
+                "handler", name, f"{allowed}; {parameter.name} cannot be read: {error}", SOURCE
+            ) from error
+        is_message = Message in (said, typing.get_origin(said))
+        if is_message:
             hint = said
-        is_message = Message in (hint, typing.get_origin(hint))
         if parameter.kind not in _KINDS or is_message in wants:
             raise OptionError("handler", name, allowed, SOURCE)
         wants.append(is_message)
-        kinds += typing.get_args(hint) if is_message else (hint,)
+        kinds += map(_unaliased, typing.get_args(hint)) if is_message else (hint,)
     if not wants or any(kind != kinds[0] for kind in kinds):
         raise OptionError("handler", name, allowed, SOURCE)
     return wants, kinds[0] if kinds else None
+
+
+def _unaliased(hint: Any) -> Any:
+    """Return the type that names made by ``type Name = ...`` stand for (Python 3.12), one for another too."""
+    for _ in range(_ALIASES_MAX):
+        alias = hint if _is_alias(hint) else typing.get_origin(hint)
+        if not _is_alias(alias):
+            return hint
+        value, parameters = alias.__value__, alias.__type_params__
+        if alias is not hint:
+            given = dict(zip(parameters, typing.get_args(hint), strict=True))
+            wanted = (value,) if value in parameters else getattr(value, "__parameters__", ())
+            found = tuple(given[each] for each in wanted)
+            value = found[0] if value in parameters else value[found] if found else value
+        hint = value
+    raise TypeError(f"{hint} stands for itself")
+
+
+def _is_alias(hint: object) -> bool:
+    return type(hint).__name__ == "TypeAliasType"  # of typing, or of typing_extensions before Python 3.12
 
 
 def _annotated(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,11 +17,11 @@ import inspect
 import ssl
 from collections.abc import Awaitable, Callable, Collection
 from functools import lru_cache
-from pathlib import Path
 from typing import TypeAlias
 
 from flintmq.env import Env
 from flintmq.errors import ConnectionFailed, FlintError, NsqdError, OptionError
+from flintmq.file_stamp import file_stamp
 from flintmq.net.tls import TlsSetupError, load_authorities, load_certificate, set_min_version
 from flintmq.net.tls_engine import StandardTls, TlsFailed, TlsInterrupted
 
@@ -51,18 +51,8 @@ def client_context(
     Raises:
         OptionError: a file or the version cannot be used.
     """
-    stamps = tuple(_stamp(path) for path in (ca_file, cert, key))
+    stamps = tuple(path and file_stamp(path) for path in (ca_file, cert, key))
     return _context(ca_file, cert, key, min_version, is_verified, stamps)
-
-
-def _stamp(path: str | None) -> tuple[int, int, int] | None:
-    if path is None:
-        return None
-    try:
-        status = Path(path).stat()
-    except OSError:
-        return None  # reading it says what is wrong
-    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 @lru_cache(maxsize=64)
@@ -131,8 +121,12 @@ _TO_BE_DONE = (  # what OpenSSL says, what it means and what to do; the first th
     (("not yet valid",), "its certificate is not valid yet: look at the clocks of both machines"),
     (("self-signed", "self signed", "local issuer", "unable to verify", "issuer certificate"),
      "its certificate is not from an authority that is trusted here: set tls_ca_file to that authority's certificate"),
-    (("alert certificate required", "alert bad certificate", "alert unknown ca", "alert certificate expired",
-      "alert certificate unknown", "alert unsupported certificate", "alert access denied", "alert certificate revoked"),
+    (("alert certificate expired",),
+     "this client's certificate has expired, says the server: renew {cert}, or look at the server's clock"),
+    (("alert certificate revoked",),
+     "this client's certificate is revoked, says the server: get another one for {cert}"),
+    (("alert certificate required", "alert bad certificate", "alert unknown ca", "alert certificate unknown",
+      "alert unsupported certificate", "alert access denied"),
      "{own}"),
     (("protocol version", "unsupported protocol", "no protocols available", "unsupported version"),
      "there is no version of TLS that both sides allow: see tls_min_version here and --tls-min-version there"),
@@ -154,10 +148,11 @@ def explain(reason: str, name: str, shows_certificate: bool | None) -> str:
         False: "it wants a certificate of this client: set tls_cert and tls_key",
         None: "it does not accept this client's certificate, or wants one: load it into the SSLContext",
     }[shows_certificate]
+    cert = "the one in the SSLContext" if shows_certificate is None else "tls_cert"
     lower = reason.lower()
     for parts, meaning in _TO_BE_DONE:
         if any(part in lower for part in parts):
-            return f"TLS: {meaning.format(name=name, own=own)} ({reason})"
+            return f"TLS: {meaning.format(name=name, own=own, cert=cert)} ({reason})"
     if "handshake failure" in lower and not shows_certificate:
         return f"TLS: the server refuses this client; it may want a certificate of it, see tls_cert ({reason})"
     return f"TLS: {reason}"

@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from flintmq.client.core.handlers import is_async
-from flintmq.client.core.message import Discard, Message, Requeue
+from flintmq.client.core.message import Discard, Message, Requeue, meaning_of
 from flintmq.client.options import SOURCE, switch
 from flintmq.errors import OptionError
 from flintmq.version import __version__
@@ -117,12 +117,13 @@ class Telemetry:
         ) as span:
             try:
                 yield span
-            except (Requeue, Discard) as wish:
-                span.set_attribute("messaging.nsq.outcome", type(wish).__name__.lower())
-                raise
             except Exception as error:
-                span.record_exception(error)
-                span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, str(error)))
+                meaning = meaning_of(error)
+                if isinstance(meaning, Requeue | Discard):
+                    span.set_attribute("messaging.nsq.outcome", type(meaning).__name__.lower())
+                else:
+                    span.record_exception(error)
+                    span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, str(error)))
                 raise
 
     def around(

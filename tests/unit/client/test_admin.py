@@ -197,7 +197,11 @@ def test_values():
     [
         (404, b'{"message":"TOPIC_NOT_FOUND"}', "404 TOPIC_NOT_FOUND"),
         (404, b'{"message":"NOT_FOUND"}', "404 NOT_FOUND (does this daemon know the request? NSQ's own has fewer)"),
-        (401, b"", "401 (pass token=, or a client certificate in options=)"),
+        (
+            401,
+            b"",
+            "401 (show a token that it knows (token=, --token) or a certificate (options=, --tls-cert))",
+        ),
         (500, b"NOK - disk \xff\n", "500 NOK - disk \ufffd"),
         (400, b'{"message":7}', '400 {"message":7}'),
         (301, b"", "301"),

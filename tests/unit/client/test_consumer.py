@@ -6,13 +6,14 @@ import asyncio
 import logging
 from datetime import timedelta
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from tests.unit.client.blocking_client import ASYNCIO, seeds_of_both
 from tests.unit.client.test_producer import ListedNodes
 from tests.unit.client.world import World, until
 
-from flintmq.client import Consumer, Discard, Requeue
+from flintmq.client import ConnectionOptions, Consumer, Discard, Requeue
 from flintmq.errors import DiscoveryError, FinFailed, NsqdError, OptionError, TouchFailed
 from flintmq.message import MESSAGE_HEADER
 from flintmq.wire.identify import ServerFeatures
@@ -67,6 +68,70 @@ def test_how_it_is_used(client):
         async with world.consumer(handler=print) as consumer:
             with pytest.raises(RuntimeError, match="has a handler"):
                 await take(consumer, 1)
+
+    run(scenario, client=client)
+
+
+# --- starting ---
+
+
+class SilentLookup:
+    """An nsqlookupd that does not answer."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def __call__(self, url: str, timeout_s: float) -> tuple[int, bytes]:
+        self.asked.append(url)
+        await asyncio.sleep(timeout_s)
+        raise TimeoutError
+
+    async def close(self) -> None: ...
+
+
+def silent(world: World, who: str, lookup: SilentLookup) -> dict[str, Any]:
+    """How a consumer is made that waits for a minute for an nsqd, or an nsqlookupd, that does not answer."""
+    world.kill("a", power_loss=True)
+    if who == "nsqd":
+        return {"options": ConnectionOptions(connect_timeout=60)}
+    return {"nsqlookupd_http_addresses": "http://l:4161", "fetch": lookup, "lookup_timeout": 60}
+
+
+@pytest.mark.parametrize("how", ["stop", "close"])
+@pytest.mark.parametrize("who", ["nsqd", "nsqlookupd"])
+def test_a_consumer_that_starts_is_stopped_at_once(client, who, how, caplog):
+    async def scenario(world):
+        lookup = SilentLookup()
+        consumer = world.consumer(handler=print, **silent(world, who, lookup))
+        running = asyncio.create_task(consumer.run())
+        await asyncio.sleep(1)
+        assert not running.done()
+        began = world.now
+        consumer.stop()
+        if how == "stop":
+            consumer.stop()  # a second one changes nothing
+        else:
+            await consumer.close()
+        await running
+        assert world.now - began < 1
+        assert consumer.connections == ()
+        await asyncio.sleep(120)
+        assert "is skipped" not in caplog.text, "nobody waits for an answer any more"
+
+    run(scenario, client=client)
+
+
+@pytest.mark.parametrize("who", ["nsqd", "nsqlookupd"])
+def test_a_consumer_that_is_stopped_before_it_starts(client, who):
+    async def scenario(world):
+        lookup = SilentLookup()
+        consumer = world.consumer(**silent(world, who, lookup))
+        consumer.stop()
+        began = world.now
+        async with consumer:
+            assert await take(consumer, 1) == []
+        assert world.now - began < 1
+        assert (lookup.asked, world.fake.session_count) == ([], 0), "nobody was asked"
 
     run(scenario, client=client)
 
@@ -233,6 +298,44 @@ def test_pause(client):
     run(scenario, client=client)
 
 
+def test_batches_are_whole_over_several_nsqd(client):
+    async def scenario(world):
+        for fake in world.fakes.values():
+            fake.add_many(400)
+        sizes = []
+        async with world.consumer(max_in_flight=100) as consumer:
+            async for batch in consumer.batches(100, timeout=60):
+                sizes.append(len(batch))
+                for message in batch:
+                    message.finish()
+                if len(sizes) == 12:
+                    break
+                await asyncio.sleep(0.2)
+        assert sizes[-5:] == [100] * 5, sizes  # once each nsqd has its share
+
+    run(scenario, *"abcde", client=client)
+
+
+def test_a_batch_waits_for_no_nsqd_that_has_nothing(client):
+    async def scenario(world):
+        busy, *_ = world.fakes.values()
+        async with world.consumer(max_in_flight=100) as consumer:
+            await asyncio.sleep(2)
+            busy.add_many(200)
+            began = asyncio.get_running_loop().time()
+            count = 0
+            async for batch in consumer.batches(100, timeout=60):
+                assert len(batch) <= 20
+                count += len(batch)
+                for message in batch:
+                    message.finish()
+                if count == 200:
+                    break
+            assert asyncio.get_running_loop().time() - began < 5
+
+    run(scenario, *"abcde", client=client)
+
+
 def test_is_starved(client):
     async def scenario(world):
         async with world.consumer(max_in_flight=10) as consumer:
@@ -360,6 +463,8 @@ def test_how_a_handler_ends_decides(style, client):
             raise Requeue(7)
         if message.body == b"discard":
             raise Discard("no use")
+        if message.body == b"group":
+            raise ExceptionGroup("of a TaskGroup", [Discard("no use"), Requeue(8)])
         if message.body == b"fail":
             raise ValueError("broken")
         if message.body == b"own":
@@ -369,12 +474,13 @@ def test_how_a_handler_ends_decides(style, client):
         plain(message)
 
     async def scenario(world):
-        world.fake.add(b"ok", b"requeue", b"discard", b"own", b"fail")
+        world.fake.add(b"ok", b"requeue", b"discard", b"group", b"own", b"fail")
         options = {"handler": coroutine if style == "async" else plain, "inline": style == "inline"}
         async with world.consumer(max_in_flight=10, requeue_delay=2, **options) as consumer:
-            await until(lambda: len(world.fake.finished) + len(world.fake.requeued) == 5)
+            await until(lambda: len(world.fake.finished) + len(world.fake.requeued) == 6)
             assert world.fake.finished == [b"ok", b"discard"]
-            assert sorted(world.fake.requeued) == [(b"fail", 2000), (b"own", 3000), (b"requeue", 7000)]
+            requeued = [(b"fail", 2000), (b"group", 8000), (b"own", 3000), (b"requeue", 7000)]
+            assert sorted(world.fake.requeued) == requeued
             assert consumer.stats().failed == 1
             assert consumer.stats().backoff == "waiting"
 

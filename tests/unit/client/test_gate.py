@@ -6,15 +6,19 @@ import asyncio
 import gc
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from tests.unit.client.cluster_world import ClusterWorld, play
 from tests.unit.client.world import until
 
 from flintmq import Message
-from flintmq.client.core.message import finish_all
+from flintmq.client.core.gate import Gate
+from flintmq.client.core.inbox import Inbox
+from flintmq.client.core.message import Delivery, finish_all
 
 MSG_TIMEOUT_S = 60
 MAX_MSG_TIMEOUT_S = 900
@@ -48,6 +52,34 @@ def lead_elsewhere(world: ClusterWorld) -> None:
 
 def has_received(consumer: Any, count: int) -> bool:
     return bool(consumer.stats().received == count)
+
+
+def test_a_turn_ends_in_the_thread_that_the_consumer_belongs_to():
+    """A message that is answered in another thread, where nothing of the gate may be touched."""
+    calls: list[Callable[[], object]] = []
+    link: Any = SimpleNamespace(address="a:1", msg_timeout_s=60.0, is_lost=False, forget_touched=lambda _: None)
+    gate = Gate("t", False, nullcontext, _unexpected, lambda: None, calls.append)
+    gate.inbox = Inbox(gate.make, 5, _unexpected, _unexpected)
+    gate.start(cast(Any, SimpleNamespace(call_later=lambda *_: None)))
+
+    def put(number: int) -> None:
+        delivery = Delivery(link, cast(Any, None), 0.0, [(1, 1, b"%016d" % number, b"x")])
+        delivery.partition = 0
+        gate.put(delivery)
+
+    put(1)
+    message = gate.inbox.take(0.0)
+    put(2)
+    assert message is not None and (gate.inbox.count, gate.count) == (0, 1)
+    message._delivery.hold.answered(is_finished=True)  # type: ignore[union-attr]
+    assert (gate.inbox.count, gate.count) == (0, 1)
+    (call,) = calls
+    call()
+    assert (gate.inbox.count, gate.count) == (1, 0)
+
+
+def _unexpected(*_: object) -> None:
+    raise AssertionError
 
 
 class Handled:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 import re
 from pathlib import Path
 
@@ -11,7 +13,6 @@ import pytest
 import flintmq.sync
 from flintmq import ConnectionOptions, Consumer, ConsumerOptions, Message, Producer, ProducerOptions
 from flintmq.client.core import producer_settings, settings
-from flintmq.client.core.message import ThreadMessage
 from flintmq.errors import OptionError
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -44,9 +45,35 @@ def test_a_producer_likewise(kind):
     assert shown(kind("a:1")) == shown(kind) == PRODUCER
 
 
-@pytest.mark.parametrize("kind", [Message, ThreadMessage])
-def test_a_message_likewise(kind):
-    assert shown(kind) == MESSAGE
+def test_a_message_likewise():
+    assert shown(Message) == MESSAGE
+
+
+@pytest.mark.parametrize("client", [Producer, flintmq.sync.Producer, Consumer, flintmq.sync.Consumer])
+@pytest.mark.parametrize("handed", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_client_is_of_one_process(client, handed):
+    made = (
+        client(nsqd_tcp_addresses="a:1")
+        if "Producer" in client.__name__
+        else client("t", "c", nsqd_tcp_addresses="a:1")
+    )
+    with pytest.raises(TypeError, match=rf"a {client.__name__} cannot be pickled or copied: .* make one where"):
+        handed(made)
+
+
+class Remade(flintmq.sync.Producer):
+    """One that says itself what makes another one of it."""
+
+    def __getstate__(self):
+        return {"address": "a:1"}
+
+    def __setstate__(self, state):
+        Remade.__init__(self, state["address"])
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_client_of_an_application_may_say_how_it_is_pickled(protocol):
+    assert shown(pickle.loads(pickle.dumps(Remade("a:1"), protocol))) == PRODUCER
 
 
 def test_both_consumers_take_the_same():

@@ -6,7 +6,6 @@ Rules of this file: a method is a line; what it asks, and its description, is in
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from functools import wraps
 from types import TracebackType
@@ -15,6 +14,7 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
 from flintmq.client.admin import cluster, nsqd, nsqlookupd
 from flintmq.client.admin.question import TIMEOUT_S, Question, as_method, base_url
 from flintmq.client.admin.route import left_s, route_to
+from flintmq.client.aio.home import running_loop
 from flintmq.client.aio.http import HttpFetch
 from flintmq.client.options import ConnectionOptions, Seconds, checked_options, seconds, switch
 from flintmq.client.security import Token
@@ -83,7 +83,8 @@ class Admin:
             ConnectionFailed: it does not answer in time; what was asked for may have been done.
             RemoteProtocolError: its answer cannot be read.
         """
-        deadline = asyncio.get_running_loop().time() + self._timeout_s
+        time = running_loop(type(self).__name__).time
+        deadline = time() + self._timeout_s
         step, within_s = self._route.first(), self._timeout_s
         while True:
             try:
@@ -97,7 +98,7 @@ class Admin:
             following = self._route.after(step, status, body)
             if following is None:
                 return self._route.read(question, step, status, body)
-            step, within_s = following, left_s(deadline - asyncio.get_running_loop().time())
+            step, within_s = following, left_s(deadline - time())
 
 
 def asked(

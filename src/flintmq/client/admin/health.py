@@ -8,19 +8,25 @@ Source: docs/decisions/0017.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 
 from flintmq.client.admin.results import ClusterNode, ClusterPartition, ClusterStatus, ClusterTopic
+from flintmq.names import listed
 from flintmq.topic_meta import NO_COPY, NOT_CREATED, TO_COME, TO_DECIDE
 
 NOTE, WARNING, PROBLEM = "note", "warning", "problem"
 CROWDED = 0.9
 """Of the copies for which a node has open files: from then on that is said."""
+UNREADY_S = 10.0
+"""A leader that has not said for so long that it is ready was not elected a moment ago."""
 _SHOWN_MAX = 8
 """Partitions, or nodes, that are named one by one."""
+_ADVICE_ON_SILENCE = (
+    "does it reach this nsqlookupd (--lookupd-tcp-address) and the coordination store? its log says more"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,7 @@ class Trouble:
 
 def troubles(status: ClusterStatus) -> list[Trouble]:
     """Return what is not as it should be, of the cluster as a whole first."""
-    found = [*_of_coordination(status), *_of_nodes(status.nodes)]
+    found = [*_of_coordination(status), *_of_nodes(status.nodes), *_of_drains(status)]
     nodes = {node.node: node for node in (*away_nodes(status), *status.nodes)}
     for topic in status.topics:
         found += _of_topic(topic, nodes, bool(store_read_only(status)))
@@ -73,6 +79,21 @@ def live_in_sync(partition: ClusterPartition, live: Container[str]) -> list[str]
         live: ids of the nodes that live, and are not taken for dead.
     """
     return [node for node in partition.confirmed if node in live]
+
+
+def why_unready(partition: ClusterPartition, nodes: Mapping[str, ClusterNode]) -> str:
+    """Tell why a partition that is led cannot be consumed, as far as the nsqlookupd knows; empty: it can.
+
+    Args:
+        nodes: those that are known, by id.
+    """
+    if partition.is_ready or not partition.leader:
+        return ""
+    if partition.unready_s < UNREADY_S:
+        return "its leader was elected a moment ago"
+    node = nodes.get(partition.leader)
+    name = partition.leader if node is None or not node.host else node.address
+    return f"node {name} leads it and has not said here for {partition.unready_s:.0f} s that it is ready"
 
 
 def is_whole(status: ClusterStatus) -> bool:
@@ -135,9 +156,12 @@ def _of_coordination(status: ClusterStatus) -> list[Trouble]:
 def _of_nodes(nodes: Iterable[ClusterNode]) -> list[Trouble]:
     found: list[Trouble] = []
     versions: dict[int, list[str]] = {}
+    places: dict[str, list[str]] = {}
     empty = True
     for node in nodes:
         empty = False
+        if node.host and _lives(node):
+            places.setdefault(node.address, []).append(node.node)
         subject = f"node {node.node} ({node.address})"
         versions.setdefault(node.version, []).append(node.address)
         if node.suspected:
@@ -161,11 +185,90 @@ def _of_nodes(nodes: Iterable[ClusterNode]) -> list[Trouble]:
     if empty:
         advice = "start nsqd with --cluster-store and --lookupd-tcp-address"
         found.append(Trouble(PROBLEM, "nodes", "no nsqd is in the cluster", advice))
+    for address, names in places.items():
+        if len(names) < 2:
+            continue
+        text = (
+            f"{len(names)} nodes say that they are {address}: {listed(sorted(names), _SHOWN_MAX)}; clients reach one "
+            "of them there, and not what the others lead"
+        )
+        advice = (
+            "correct --broadcast-address or --broadcast-tcp-port of all but one, and start them again; name them by id "
+            "until then. One whose data directory was exchanged a moment ago is gone by itself soon"
+        )
+        found.append(Trouble(PROBLEM, "nodes", text, advice))
     if len(versions) > 1:
         shown = "; ".join(f"{version}: {', '.join(sorted(names))}" for version, names in sorted(versions.items()))
         text = f"nodes say different versions of what they say to each other ({shown})"
         found.append(Trouble(WARNING, "nodes", text, "finish the upgrade: versions further apart than 1 do not talk"))
     return found
+
+
+def _of_drains(status: ClusterStatus) -> list[Trouble]:
+    """Return the drains that cannot go on because no node takes the copies."""
+    if status.settings.get("is_upgrading"):
+        return []  # that nothing is moved then is said
+    drained = {each.node for each in status.drains}
+    living = {node.node for node in status.nodes if _lives(node)}
+    takers = [
+        node for node in status.nodes if _lives(node) and not (node.is_draining or node.is_full or node.node in drained)
+    ]
+    names = {node.node: node.address for node in (*away_nodes(status), *status.nodes)}
+    found = []
+    for drain in status.drains:
+        reason = (
+            drain.reason
+            or _nowhere(status.topics, drain.node, takers)
+            or _waiting(status.topics, drain.node, living, names)
+        )
+        if drain.left and reason:
+            text = f"it is drained, and copies stay ({drain.left} are left): {reason}"
+            advice = (
+                "start more nodes, on other machines, or free space on those that are full; or take it back: flintmq "
+                f"node drain {drain.node} --undo"
+            )
+            found.append(Trouble(WARNING, f"node {drain.node} ({names.get(drain.node, 'away')})", text, advice))
+    return found
+
+
+def _nowhere(topics: Iterable[ClusterTopic], node: str, takers: Sequence[ClusterNode]) -> str:
+    """Tell which copies of a node no other node can take; empty: none, or it is the master alone that knows.
+
+    Nodes that share a machine count as apart here: whether they may have copies of the same partition is not known.
+    """
+    stuck = [
+        f"{topic.topic}/{each.partition}"
+        for topic in topics
+        if not topic.is_deleting
+        for each in topic.partitions
+        if each.leader and node in each.replicas and len(each.replicas) <= topic.replicator
+        if not any(_takes(taker, each) for taker in takers)
+    ]
+    return f"no node can take {listed(stuck, _SHOWN_MAX)}: all have a copy, are full, or drain" if stuck else ""
+
+
+def _waiting(topics: Iterable[ClusterTopic], node: str, living: Container[str], names: Mapping[str, str]) -> str:
+    """Tell which copies of a node wait for another one that is to have them and is away; empty: none."""
+    away: dict[str, list[str]] = {}
+    for topic in topics:
+        for each in () if topic.is_deleting else topic.partitions:
+            if each.leader and node in each.leaving:
+                for other in each.replicas:
+                    if other not in each.in_sync and other not in living:
+                        away.setdefault(other, []).append(f"{topic.topic}/{each.partition}")
+    told = [
+        f"node {other} ({names.get(other, 'away')}) is to have {listed(partitions, _SHOWN_MAX)} and is away: start it, "
+        f"or have another one take its place with flintmq node remove {other}"
+        for other, partitions in away.items()
+    ]
+    return "; ".join(told[:_SHOWN_MAX])
+
+
+def _takes(node: ClusterNode, partition: ClusterPartition) -> bool:
+    if node.node in partition.replicas:
+        return False
+    is_there = node.node in partition.leaving or node.node in partition.in_sync
+    return is_there or not node.copies_max or node.holds < node.copies_max
 
 
 @dataclass(slots=True)
@@ -199,6 +302,7 @@ def _of_topic(topic: ClusterTopic, nodes: Mapping[str, ClusterNode], is_read_onl
     stopped: dict[str, _Lack] = {}
     lacking: dict[str, _Lack] = {}
     unready: list[int] = []
+    silent: dict[str, list[ClusterPartition]] = {}
     lossy: list[int] = []
     together: list[int] = []
     for each in topic.partitions:
@@ -213,7 +317,10 @@ def _of_topic(topic: ClusterTopic, nodes: Mapping[str, ClusterNode], is_read_onl
         elif len(in_sync) < topic.replicator:
             lacking.setdefault(_lacking(each, in_sync, topic.replicator), _Lack()).add(each.partition, lacks)
         if each.leader and not each.is_ready:
-            unready.append(each.partition)
+            if each.unready_s < UNREADY_S:
+                unready.append(each.partition)
+            else:
+                silent.setdefault(each.leader, []).append(each)
         if each.may_have_lost:
             lossy.append(each.partition)
         machines = [nodes[node].host_id if node in nodes else "" for node in each.replicas]
@@ -231,8 +338,18 @@ def _of_topic(topic: ClusterTopic, nodes: Mapping[str, ClusterNode], is_read_onl
         *_lacks(WARNING, subject, "", lacking, nodes),
         *_group(PROBLEM, subject, "", {"was led on without knowing everything": lossy}, power),
         *_group(WARNING, subject, "", {"cannot be consumed yet: its leader was elected a moment ago": unready}, ""),
+        *_group(PROBLEM, subject, "cannot be consumed: ", _silences(silent.values(), nodes), _ADVICE_ON_SILENCE),
         *_group(NOTE, subject, "", {"has several copies on one machine": together}, ""),
     ]
+
+
+def _silences(rows: Iterable[list[ClusterPartition]], nodes: Mapping[str, ClusterNode]) -> dict[str, list[int]]:
+    """Return which partitions each leader has not said for long that it is ready with; the longest time counts."""
+    found: dict[str, list[int]] = {}
+    for led in rows:
+        longest = max(led, key=lambda each: each.unready_s)
+        found.setdefault(why_unready(longest, nodes), []).extend(each.partition for each in led)
+    return found
 
 
 def _lacking(partition: ClusterPartition, in_sync: list[str], wanted: int) -> str:
@@ -261,8 +378,7 @@ def _lacks(
     troubled = []
     for text, lack in found.items():
         named = [_state(nodes.get(node), node) for node in lack.nodes]
-        more = f" and {len(named) - _SHOWN_MAX} more" if len(named) > _SHOWN_MAX else ""
-        names = f"; {', '.join(named[:_SHOWN_MAX])}{more}" if named else ""
+        names = f"; {listed(named, _SHOWN_MAX)}" if named else ""
         told = f"{_partitions(lack.partitions)}: {what}{text}{names}"
         troubled.append(Trouble(level, subject, told, advice(text) if advice else _advice(lack, nodes)))
     return troubled
@@ -327,6 +443,4 @@ def _group(level: str, subject: str, what: str, found: dict[str, list[int]], adv
 
 
 def _partitions(numbers: list[int]) -> str:
-    shown = ", ".join(map(str, numbers[:_SHOWN_MAX]))
-    more = f" and {len(numbers) - _SHOWN_MAX} more" if len(numbers) > _SHOWN_MAX else ""
-    return f"partition {shown}" if len(numbers) == 1 else f"partitions {shown}{more}"
+    return f"partition{'s' * (len(numbers) != 1)} {listed(map(str, numbers), _SHOWN_MAX)}"

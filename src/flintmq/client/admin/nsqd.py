@@ -173,7 +173,8 @@ def change_topic(
     auto_channels: bool | None = None,
     headers: bool = False,
 ) -> Question[None]:
-    """Change what a topic was created with, on this nsqd; nsqlookupd tells the others that have a part of it.
+    """Change what a topic was created with, on this nsqd; nsqlookupd tells the others that have a part of it. One of
+    the cluster is refused here: ask nsqlookupd, :meth:`LookupdAdmin.change_topic`.
 
     Args:
         retention_days, syncdisk, auto_channels: as of :meth:`create_topic`; None leaves it as it is.

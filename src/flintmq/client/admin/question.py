@@ -26,7 +26,7 @@ TIMEOUT_S = 10.0
 TEXT_SIZE_MAX = 500
 _DAEMON_PORTS = {"nsqd": 4151, "nsqlookupd": 4161}
 _TO_BE_DONE = {
-    401: "pass token=, or a client certificate in options=",
+    401: "show a token that it knows (token=, --token) or a certificate (options=, --tls-cert)",
     404: "does this daemon know the request? NSQ's own has fewer",
 }
 

@@ -8,13 +8,14 @@ Source: Youzan's HTTP API (``/message/get``), NSQ's nsqlookupd.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from flintmq.addresses import format_address
 from flintmq.client.core.topology import Node, TopicMeta
-from flintmq.errors import UNREADABLE_JSON
+from flintmq.errors import UNREADABLE_JSON, FlintError
 
 
 class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -338,6 +339,8 @@ class ClusterPartition(msgspec.Struct, frozen=True):
         reason: why nobody leads.
         unconfirmed: those in sync who may lack some of it again, until their leader has seen what they have: their
             machine was restarted, or their data directory was older or empty.
+        unready_s: for how long the leader could have said there that it is ready, and has not; 0: it has, or nobody
+            leads, or the release of that nsqlookupd does not say it.
     """
 
     partition: int
@@ -351,6 +354,7 @@ class ClusterPartition(msgspec.Struct, frozen=True):
     may_have_lost: bool = False
     reason: str = ""
     unconfirmed: list[str] = []
+    unready_s: float = 0.0
 
     @property
     def confirmed(self) -> list[str]:
@@ -393,6 +397,23 @@ class Drain(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
+class SeveralNodes(FlintError):
+    """An address is that of several nodes of a cluster, which their configuration has in common by mistake.
+
+    Args:
+        address: ``host:port``.
+        nodes: their ids.
+    """
+
+    def __init__(self, address: str, nodes: Sequence[str]) -> None:
+        super().__init__(address, tuple(nodes))
+        self.address = address
+        self.nodes = tuple(nodes)
+
+    def __str__(self) -> str:
+        return f"{len(self.nodes)} nodes say that they are {self.address}: {', '.join(self.nodes)}; name the id"
+
+
 class ClusterStatus(msgspec.Struct, frozen=True):
     """The state of a cluster, as the nsqlookupd knows it that was asked.
 
@@ -432,11 +453,27 @@ class ClusterStatus(msgspec.Struct, frozen=True):
     store_read_only_reason: str = ""
 
     def find_node(self, name: str) -> ClusterNode | None:
-        """Return the node with this id, or at this address (``host:port`` of TCP or HTTP)."""
-        for node in self.nodes:
-            if name in (node.node, node.address, format_address(node.host, node.http_port)):
-                return node
+        """Return the node with this id, or at this address (``host:port`` of TCP or HTTP). Those that are away are
+        known by the address that they had, where no node that lives has it.
+
+        Raises:
+            SeveralNodes: several have that address.
+        """
+        for nodes in (self.nodes, self.away):
+            found = next((node for node in nodes if node.node == name), None)
+            if found is not None:
+                return found
+        for nodes in (self.nodes, self.away):
+            there = [node for node in nodes if node.host and name in _addresses(node)]
+            if len(there) > 1:
+                raise SeveralNodes(name, sorted(node.node for node in there))
+            if there:
+                return there[0]
         return None
+
+
+def _addresses(node: ClusterNode) -> tuple[str, ...]:
+    return node.address, format_address(node.host, node.http_port)
 
 
 class Move(msgspec.Struct, frozen=True):

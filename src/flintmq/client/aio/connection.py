@@ -1,11 +1,14 @@
 """One TCP connection to nsqd on an event loop: :class:`flintmq.client.core.link.Link` with a transport around it.
 
-Rules of this file: what is sent in one loop turn is one write; nothing is decided here.
+Rules of this file: what is sent in one loop turn is one write; nothing is decided here. All is called in the loop's
+thread, but :meth:`Connection.finish` and :meth:`Connection.finish_all`, and what those call, which is
+:meth:`Connection.flush_soon`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import cast
@@ -37,6 +40,7 @@ class Connection(Link, asyncio.BufferedProtocol):
         super().__init__(address, owner, options, loop.time)
         self.lost: asyncio.Future[FlintError] = loop.create_future()
         self._loop = loop
+        self._thread_id = threading.get_ident()
         self._transport: asyncio.Transport | None = None
         self._read = memoryview(bytearray(READ_BYTES))
 
@@ -163,10 +167,18 @@ class Connection(Link, asyncio.BufferedProtocol):
     # --- Link ---
 
     def flush_soon(self) -> None:
-        """Write at the end of the turn."""
-        if not self._is_flush_due:
-            self._is_flush_due = True
-            self._loop.call_soon(self._flush_due)
+        """Write at the end of the turn; another thread wakes the loop for it."""
+        if self._is_flush_due:
+            return
+        self._is_flush_due = True  # first, as the loop may be quicker than this thread
+        is_here = threading.get_ident() == self._thread_id
+        try:
+            (self._loop.call_soon if is_here else self._loop.call_soon_threadsafe)(self._flush_due)
+        except RuntimeError as error:  # the loop is closed
+            self._is_flush_due = False
+            if not self.is_lost:  # else there is nobody to be told, as with every answer that comes too late
+                what = "the event loop of this client has ended, and nothing can be sent any more: close() it first"
+                raise RuntimeError(f"connection to {self.address}: {what}") from error
 
     def _flush_due(self) -> None:
         if self._is_flush_due:  # else it was written meanwhile

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import nullcontext
 from functools import partial
@@ -21,13 +20,14 @@ from flintmq.client.aio import handlers
 from flintmq.client.aio.connection import Connection
 from flintmq.client.aio.dead_letters import DeadLetters, LetterProducer
 from flintmq.client.aio.dropped import finish, watch
+from flintmq.client.aio.home import Home, check_loop
 from flintmq.client.aio.http import HttpFetch
 from flintmq.client.aio.lookup import Lookup
 from flintmq.client.aio.subscribing import Subscriptions
 from flintmq.client.core.consuming import CLOSE_WAIT_S, DRAIN_SAID_S, DRAIN_WAITS, ConsumerState, Consuming
 from flintmq.client.core.dead_letters import letter_headers
 from flintmq.client.core.handlers import Mode, call_in_place, cancelled_within, check_functions, mode_of, refuse_unrun
-from flintmq.client.core.message import Delivery, Message, ThreadMessage, Value, pass_by, settle
+from flintmq.client.core.message import Delivery, Message, Value, pass_by, settle
 from flintmq.client.core.settings import MAX_IN_FLIGHT_MAX, ConsumerOptions, Settings
 from flintmq.client.core.weak_call import WeakCall, weakly
 from flintmq.client.options import ConnectionOptions, Seconds, seconds, switch, whole
@@ -181,14 +181,12 @@ class Consumer(ConsumerState[Value]):
         self._dead_letters: DeadLetters | None = None
         if dead_letter is not None:
             self._dead_letters = DeadLetters(dead_letter, partial(LetterProducer, **settings.dead_letter_producer()))
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread_id = 0
+        self._home = Home()
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._closing: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
         self._consuming = Consuming(
             settings,
-            ThreadMessage if self._mode is Mode.THREADS else Message,
             self._subscriptions.reconnector,
             self._subscriptions.ask,
             nullcontext(),
@@ -196,8 +194,8 @@ class Consumer(ConsumerState[Value]):
             too_many=None,
             settle_given_up=partial(_settle_given_up, WeakCall(self._settle_given_up)),
             tell=weakly(self._tell, None),
-            stop=weakly(self.stop, None),
-            run=weakly(self._run_in_loop, None),
+            stop=weakly(self._stop, None),
+            run=self._home.run,
         )
         self._works_alone = handler is not None
         self._unwatch: Callable[[], object] = _nothing
@@ -216,23 +214,23 @@ class Consumer(ConsumerState[Value]):
         await self.close()
 
     async def start(self) -> None:
-        """Connect, subscribe, and start the handler. Returns when every nsqd known so far was tried once.
+        """Connect, subscribe, and start the handler.
 
+        Returns when every nsqd known so far was tried once, or :meth:`stop` was called.
         An nsqd or nsqlookupd that cannot be reached is tried again in the background.
 
         Raises:
             NsqdError: every nsqd refuses us for good (not authorised, say).
             ConnectionFailed: every nsqd refuses our TLS, or we its certificate (TlsRefused).
         """
-        if self._loop is not None:
+        if self._home.loop is not None:
             raise RuntimeError("a consumer is started once; make another one")
-        self._loop = asyncio.get_running_loop()
-        self._thread_id = threading.get_ident()
+        loop = self._home.move_in("Consumer")
         if self._works_alone:
             self._consuming.user = self
         else:
-            let_go = partial(_let_go, self._loop, self._consuming, self._subscriptions, self._dead_letters, None)
-            self._unwatch = watch(self, self._loop, f"the consumer of {self.topic}/{self.channel}", let_go)
+            let_go = partial(_let_go, loop, self._consuming, self._subscriptions, self._dead_letters, None)
+            self._unwatch = watch(self, loop, f"the consumer of {self.topic}/{self.channel}", let_go)
         try:
             await self._subscriptions.start(self._consuming)
             self._start_workers()
@@ -250,8 +248,10 @@ class Consumer(ConsumerState[Value]):
         """
         if self._settings.handler is None:
             raise RuntimeError("run() needs a handler; without one, iterate over the consumer")
-        if self._loop is None:
+        if self._home.loop is None:
             await self.start()
+        else:
+            self._check_loop()
         try:
             await self._stopped.wait()
         finally:
@@ -259,7 +259,15 @@ class Consumer(ConsumerState[Value]):
         self._consuming.raise_failure()
 
     def stop(self) -> None:
-        """Stop the flow: RDY 0, messages not handed out are given back, iteration and :meth:`run` end."""
+        """Stop the flow: RDY 0, messages not handed out are given back, iteration and :meth:`run` end.
+
+        May be called in any thread, and in a signal handler: from now on nothing is handed out, the rest is done in a
+        turn of the event loop.
+        """
+        self._consuming.inbox.is_closing = True
+        self._home.run_soon(self._stop)
+
+    def _stop(self) -> None:
         self._stopped.set()
         self._subscriptions.stop()
         self._consuming.stop()
@@ -267,19 +275,25 @@ class Consumer(ConsumerState[Value]):
     def cancel_handlers(self) -> None:
         """Cancel the handlers that still run: their messages go back at once. A thread goes on until it returns.
 
-        For a consumer that was stopped: one that was not ends with a RuntimeError.
+        For a consumer that was stopped: one that was not ends with a RuntimeError. May be called in any thread, and in
+        a signal handler.
         """
+        self._home.run_soon(self._cancel_tasks)
+
+    def _cancel_tasks(self) -> None:
         for task in self._tasks:
             task.cancel()
 
     async def close(self) -> None:
         """Stop, let handlers end (at most ``drain_timeout``), send their answers, and close the connections."""
-        self.stop()
-        if self._loop is None:
+        if self._home.loop is None:
+            self._stop()
             return
+        self._check_loop()
+        self._stop()
         if self._closing is None:
             self._unwatch()
-            self._closing = self._loop.create_task(self._close())
+            self._closing = self._home.loop.create_task(self._close())
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
@@ -330,8 +344,8 @@ class Consumer(ConsumerState[Value]):
     async def batches(self, size: int, timeout: Seconds = 1.0) -> AsyncIterator[list[Message[Value]]]:
         """Yield lists of messages.
 
-        A list is complete with ``size`` messages, ``timeout`` after its first, or when no more can come before some are
-        answered (:attr:`is_starved`).
+        A list is complete with ``size`` messages, ``timeout`` after its first, or when no more will come before some
+        are answered: an nsqd has delivered all it may (its part of ``max_in_flight``), and the others have nothing.
 
         Raises:
             NsqdError: every nsqd refuses us for good.
@@ -352,17 +366,19 @@ class Consumer(ConsumerState[Value]):
         self._consuming.raise_failure()
 
     async def _batch(self, size: int, timeout_s: float) -> list[Message[Value]]:
-        inbox, time = self._consuming.inbox, self._consuming.time
+        inbox, time, flow = self._consuming.inbox, self._consuming.time, self._consuming.flow
         batch: list[Message[Value]] = []
         try:
             async with asyncio.timeout(timeout_s):
                 while len(batch) < size:
                     if some := inbox.take_many(size - len(batch), time()):
                         batch += some
-                    elif inbox.is_ended or (batch and self.is_starved):
+                    elif inbox.is_ended or (ends_in_s := flow.ends_in_s(time()) if batch else None) == 0.0:
                         break
-                    else:
+                    elif ends_in_s is None:
                         await handlers.wait(inbox)
+                    else:
+                        await handlers.wait_shortly(inbox, ends_in_s)
         except TimeoutError:
             pass  # what is there by now is the batch
         except BaseException:
@@ -372,10 +388,12 @@ class Consumer(ConsumerState[Value]):
         return batch
 
     def _check_pulled(self) -> None:
-        if self._loop is None:
-            raise RuntimeError("start the consumer first: async with Consumer(...) as consumer")
+        self._check_loop()
         if self._settings.handler is not None:
             raise RuntimeError("this consumer has a handler; iterate over one without")
+
+    def _check_loop(self) -> None:
+        check_loop("consumer", self._home.loop)
 
     # --- handing out ---
 
@@ -434,18 +452,10 @@ class Consumer(ConsumerState[Value]):
         else:
             settle(message, None)
 
-    def _run_in_loop(self, function: Callable[[], object]) -> None:
-        """Call ``function`` in the loop's thread: now, if this is it."""
-        assert self._loop is not None
-        if threading.get_ident() == self._thread_id:
-            function()
-        else:
-            self._loop.call_soon_threadsafe(function)
-
     def _run_task(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a task that :meth:`close` waits for."""
-        assert self._loop is not None
-        task = self._loop.create_task(coroutine)
+        assert self._home.loop is not None
+        task = self._home.loop.create_task(coroutine)
         self._tasks[task] = None
         task.add_done_callback(self._ended)
         return task
@@ -543,7 +553,7 @@ class BulkConsumer(Consumer[bytes]):
             take: called on the event loop.
             with_frames: deliveries have :attr:`Delivery.frames` as well, for whoever stores messages as they come.
         """
-        if self._loop is not None or self._settings.handler is not None:
+        if self._home.loop is not None or self._settings.handler is not None:
             raise RuntimeError("deliveries are taken of a consumer without a handler, before it is started")
         self._works_alone = True
         self._consuming.take_in = take

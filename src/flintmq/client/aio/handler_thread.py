@@ -28,13 +28,17 @@ class HandlerThread:
         self._is_started = False
 
     async def run(self, function: Callable[..., Any], /, *args: Any) -> Any:
-        """Call ``function(*args)``; returns its result or raises its exception."""
+        """Call ``function(*args)``; returns its result or raises its exception.
+
+        Raises:
+            RuntimeError: the thread could not be started.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
-        self._calls.put(partial(_call, loop, future, function, args))
         if not self._is_started:
-            self._is_started = True
             threading.Thread(target=self._work, name=self._name, daemon=True).start()
+            self._is_started = True  # or the next call tries again
+        self._calls.put(partial(_call, loop, future, function, args))
         return await future
 
     def end(self) -> None:

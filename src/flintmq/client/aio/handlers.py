@@ -37,6 +37,9 @@ _LOST = Exception("nsqd has taken the message back before the handler was called
 
 async def wait(inbox: Inbox) -> None:
     """Wait until there may be something to take, or the inbox has ended."""
+    if inbox.is_closing:  # there is more, and it is not for us; it has ended when the loop has turned
+        await asyncio.sleep(0)
+        return
     if inbox.count or inbox.is_ended:
         return
     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -46,6 +49,15 @@ async def wait(inbox: Inbox) -> None:
     except asyncio.CancelledError:
         inbox.pass_on()  # it may have been our turn
         raise
+
+
+async def wait_shortly(inbox: Inbox, timeout_s: float) -> None:
+    """Wait like :func:`wait`, at most so long."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await wait(inbox)
+    except TimeoutError:
+        pass
 
 
 def _wake(waiter: asyncio.Future[None]) -> bool:

@@ -25,11 +25,13 @@ from weakref import ref
 
 from flintmq.client.aio.connection import Connection
 from flintmq.client.aio.dropped import finish, watch
+from flintmq.client.aio.home import check_loop, running_loop
 from flintmq.client.aio.http import HttpFetch
 from flintmq.client.aio.lookup import Lookup
 from flintmq.client.aio.reconnect import Reconnector
 from flintmq.client.core.admission import Admission
 from flintmq.client.core.backoff import jittered_s
+from flintmq.client.core.of_one_process import Client
 from flintmq.client.core.once import Writers
 from flintmq.client.core.producer_settings import ProducerOptions, ProducerSettings
 from flintmq.client.core.publish import (
@@ -77,7 +79,7 @@ log = logging.getLogger("flintmq.client")
 GAPS_EVERY = 5  # rounds of the follower in which topics with a partition that takes nothing are not looked up
 
 
-class Producer:
+class Producer(Client):
     """Publishes messages.
 
     ::
@@ -202,7 +204,7 @@ class Producer:
         """Connect. Returns when every nsqd was tried once; those that cannot be reached are tried again."""
         if self._loop is not None:
             raise RuntimeError("a producer is started once; make another one")
-        self._loop = asyncio.get_running_loop()
+        self._loop = running_loop("Producer")
         settings, policy = self._settings, self._settings.policy
         sender = self._sender = Sender(
             self._loop,
@@ -243,7 +245,7 @@ class Producer:
         if self._sender is None:
             self._is_closed = True
             return
-        self._check_loop(asyncio.get_running_loop())
+        check_loop("producer", self._loop)
         self._is_closed = True
         self._admission.close()
         try:
@@ -482,23 +484,12 @@ class Producer:
 
     def _deadline(self, timeout: Seconds | None) -> float:
         """Return when a call must have ended; asked before anything of it is queued, maybe in the wrong loop."""
-        loop = asyncio.get_running_loop()
+        loop = running_loop("Producer")
         if loop is not self._loop:
-            self._check_loop(loop)
+            check_loop("producer", self._loop)
         if self._is_closed:
             raise closed_error()
         return loop.time() + (self._timeout_s if timeout is None else seconds(timeout, "timeout", 0.001))
-
-    def _check_loop(self, running: asyncio.AbstractEventLoop) -> None:
-        """Raise RuntimeError unless the producer was started, and in the loop that is running."""
-        if self._loop is None:
-            raise RuntimeError("start the producer first: async with Producer(...) as producer")
-        if running is not self._loop:
-            state = "has ended (each asyncio.run makes a new one)" if self._loop.is_closed() else "is not this one"
-            raise RuntimeError(
-                f"the producer belongs to the event loop it was started in, which {state}: start and close a producer "
-                "in each loop, or use flintmq.sync.Producer, which needs none and serves any thread"
-            )
 
     def trace(self, topic: str, on: bool = True) -> None:
         """Trace a topic from now on, or no more: each message is sent traced and logged to ``flintmq.trace``.

@@ -37,20 +37,21 @@ class Subscriptions:
         self._asking: asyncio.Task[None] | None = None
 
     async def start(self, consuming: Consuming) -> None:
-        """Begin; returns when it is known where the topic is, or that nobody knows."""
+        """Begin; returns when it is known where the topic is, or that nobody knows, or that nobody is to be asked."""
         self._consuming = consuming
         consuming.start(asyncio.get_running_loop())
         if self._asking is not None:
             await asyncio.wait([self._asking])
 
     def stop(self) -> None:
-        """Connect no more; connections that are there stay."""
+        """Connect no more, and ask no more; connections that are there stay."""
         self.reconnector.stop()
+        if self._asking is not None:
+            self._asking.cancel()
 
     async def close(self) -> None:
         """Stop and wait until nothing is being connected any more."""
-        if self._asking is not None:
-            self._asking.cancel()
+        self.stop()
         await self.reconnector.close()
 
     async def close_lookup(self) -> None:

@@ -228,6 +228,22 @@ class Connection(Link):
         if output := self.take_output():
             self._while_open(lambda: self._stream.put(output))
 
+    def _lose(self, error: FlintError, is_polite: bool = False) -> None:
+        was_lost = self.is_lost
+        try:
+            super()._lose(error, is_polite)
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C: who is not told of the loss would neither connect again nor free what was held
+            if not was_lost:
+                self.is_lost = True
+                self.lost_because = error
+                try:
+                    self._disconnect(is_polite=False)
+                finally:
+                    self._owner.on_lost(self, error)
+            raise
+
     def _disconnect(self, is_polite: bool) -> None:
         if self._is_pumped:
             self._pump.unwatch(self)

@@ -18,6 +18,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
+from flintmq.client.blocking.at_exit import call_at_exit
 from flintmq.client.blocking.connection import Connection
 from flintmq.client.blocking.dead_letters import DeadLetters, LetterProducer
 from flintmq.client.blocking.handshake import check_options
@@ -184,7 +185,6 @@ class Consumer(ConsumerState[Value]):
         self._run_ended = threading.Condition(self._run_lock)
         self._consuming = Consuming(
             settings,
-            Message,
             self._subscriptions.reconnector,
             self._subscriptions.ask,
             self._pump.lock,
@@ -222,8 +222,9 @@ class Consumer(ConsumerState[Value]):
         self.close()
 
     def start(self) -> None:
-        """Connect and subscribe. Returns when every nsqd known so far was tried once.
+        """Connect and subscribe.
 
+        Returns when every nsqd known so far was tried once, or :meth:`stop` was called.
         An nsqd or nsqlookupd that cannot be reached is tried again in the background.
 
         Raises:
@@ -234,14 +235,16 @@ class Consumer(ConsumerState[Value]):
             if self._is_started or self._is_closed:
                 raise RuntimeError("a consumer is started once; make another one")
             self._is_started = True
-            self._pump.start()
         settings, subscriptions = self._settings, self._subscriptions
         connect_timeout_s = seconds(settings.options.connect_timeout, "connect_timeout")
         try:
             with self._pump.lock:
+                self._pump.start()
+                call_at_exit(self._end_with_program)
+                self._prepare()  # one that was stopped before asks nobody, and connects to none
                 subscriptions.start(self._consuming)
-            self._pump_until(lambda: subscriptions.is_located, settings.lookup_timeout_s + 2 * DEADLINE_SLACK_S)
-            self._pump_until(lambda: subscriptions.reconnector.are_all_tried, connect_timeout_s + DEADLINE_SLACK_S)
+            self._pump_to_start(lambda: subscriptions.is_located, settings.lookup_timeout_s + 2 * DEADLINE_SLACK_S)
+            self._pump_to_start(lambda: subscriptions.reconnector.are_all_tried, connect_timeout_s + DEADLINE_SLACK_S)
             self._consuming.raise_failure()
         except BaseException:
             self.close()
@@ -285,7 +288,8 @@ class Consumer(ConsumerState[Value]):
     def stop(self) -> None:
         """Stop the flow: RDY 0, messages not handed out are given back, iteration and :meth:`run` end.
 
-        Only asks for it, so it may be called in any thread and in a signal handler.
+        Only asks for it, so it may be called in any thread and in a signal handler. One that is starting, or yet to
+        start, ends likewise: nobody waits for an nsqd or nsqlookupd that does not answer, nor does the program's end.
         """
         self._is_stopping = True
         self._pump.wake()
@@ -308,6 +312,29 @@ class Consumer(ConsumerState[Value]):
             finally:
                 self._tear_down()
 
+    def _end_with_program(self, timeout_s: float) -> None:
+        """Send what was answered, because the program ends and nobody has closed this consumer."""
+        if self._is_closed or self._is_foreign:
+            return
+        deadline = self._timers.time() + timeout_s
+        self.stop()
+        if not self._closing.take(timeout_s):
+            return  # somebody is closing it
+        try:
+            self._send_last(deadline)
+        finally:
+            self._closing.release()
+
+    def _send_last(self, deadline: float) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        log.warning("%r was not closed before the program ended: use with, or close() it", self)
+        try:
+            self._drain(max(0.0, deadline - self._timers.time()))
+        finally:
+            self._close_connections()
+
     def _await_handlers(self) -> None:
         time, timeout_s = self._timers.time, self._settings.drain_timeout_s
         began = time()
@@ -322,25 +349,28 @@ class Consumer(ConsumerState[Value]):
             if any(key != own for key in self._running):
                 log.warning("handlers did not end within %g s", timeout_s)
 
-    def _drain(self) -> None:
+    def _drain(self, timeout_s: float = CLOSE_WAIT_S) -> None:
         """Have every nsqd confirm that it has executed what was sent."""
         with self._pump.lock:
             self._stop_now()
             connections = [link for link in self._consuming.leaving() if isinstance(link, Connection)]
             for connection in connections:
                 connection.end_subscription()
-        self._pump_until(lambda: all(each.has_left or each.is_lost for each in connections), CLOSE_WAIT_S)
+        self._pump_until(lambda: all(each.has_left or each.is_lost for each in connections), timeout_s)
         for connection in connections:
             if not connection.has_left:
                 log.warning("nsqd %s did not confirm the end of the subscription", connection.address)
 
-    def _tear_down(self) -> None:
+    def _close_connections(self) -> None:
         with self._pump.lock:
             self._stop_now()
             for link in self._consuming.flow.connections:
                 if isinstance(link, Connection):
                     link.close()
             self._consuming.flow.close()
+
+    def _tear_down(self) -> None:
+        self._close_connections()
         self._pump.close()
         self._tell_errors()
         self._consuming.unreadables.tell_rest()
@@ -371,6 +401,10 @@ class Consumer(ConsumerState[Value]):
 
     def _note_lost(self, connection: Connection) -> None:
         self._subscriptions.note_lost(connection)
+
+    def _pump_to_start(self, is_over: Callable[[], bool], timeout_s: float) -> None:
+        """Pump until it is over, or the consumer is stopped, which a failure does as well."""
+        self._pump.until(lambda: self._is_stopping or is_over(), timeout_s)
 
     def _pump_until(self, is_over: Callable[[], bool], timeout_s: float) -> None:
         """Pump until it is over, or the consumer has failed."""
@@ -412,8 +446,8 @@ class Consumer(ConsumerState[Value]):
     def batches(self, size: int, timeout: Seconds = 1.0) -> Iterator[list[Message[Value]]]:
         """Yield lists of messages.
 
-        A list is complete with ``size`` messages, ``timeout`` after its first, or when no more can come before some are
-        answered (:attr:`is_starved`).
+        A list is complete with ``size`` messages, ``timeout`` after its first, or when no more will come before some
+        are answered: an nsqd has delivered all it may (its part of ``max_in_flight``), and the others have nothing.
 
         Raises:
             NsqdError: every nsqd refuses us for good.
@@ -438,18 +472,18 @@ class Consumer(ConsumerState[Value]):
         try:
             while len(batch) < size and not self._is_stopping:
                 with self._pump.lock:
-                    message = self._consuming.inbox.take(self._timers.time())
-                    is_enough = message is None and bool(batch) and self._consuming.flow.is_starved
+                    message = self._consuming.inbox.take(now := self._timers.time())
+                    ends_in_s = self._consuming.flow.ends_in_s(now) if batch and message is None else None
                 if self._given_up:
                     self._settle_all_given_up(message)
                 if message is not None:
                     if not batch:
                         until = self._timers.time() + timeout_s
                     batch.append(message)
-                elif is_enough or (left_s := until - self._timers.time()) <= 0:
+                elif ends_in_s == 0.0 or (left_s := until - self._timers.time()) <= 0:
                     break
                 else:
-                    self._wait(left_s)
+                    self._wait(left_s if ends_in_s is None else min(left_s, ends_in_s))
         except BaseException:
             self._has_dropped = True
             for message in batch:

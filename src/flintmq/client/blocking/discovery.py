@@ -99,8 +99,13 @@ class Discovery:
         else:
             self._asked[topic] = False
             self._under_way[topic] = None
-            distrusted = self._routes.distrusted(topic, self._timers.time())
-            self._lookup.ask(topic_path(topic, "w", self._is_counted), partial(self._found, topic), distrusted)
+            try:
+                distrusted = self._routes.distrusted(topic, self._timers.time())
+                self._lookup.ask(topic_path(topic, "w", self._is_counted), partial(self._found, topic), distrusted)
+            except BaseException:  # Ctrl-C: there may be no answer
+                self._under_way.pop(topic, None)
+                self._asked.pop(topic, None)
+                raise
 
     def _end_asking(self, topic: str) -> None:
         if self._asked.pop(topic, False):
@@ -120,7 +125,7 @@ class Discovery:
         self._learn(topic, outcome, is_guess=True)
 
     def _learn(self, topic: str, outcome: Topology | DiscoveryError, is_guess: bool = False) -> None:
-        del self._under_way[topic]  # who asked meanwhile has this answer
+        self._under_way.pop(topic, None)  # who asked meanwhile has this answer
         self._asked[topic] = False
         self._timers.call_later(min(LOOK_AGAIN_S, self._interval_s), self._end_asking, topic)
         if isinstance(outcome, DiscoveryError):

@@ -3,6 +3,9 @@
 A child has its parent's sockets and none of its threads; its copy of a lock may be held by a thread that is not there.
 Two processes that write to one connection would corrupt it, so the child lets go of everything before any other code
 of it runs.
+
+Rules of this file: who is told may drop others, a producer its connections say. All are kept alive until each of them
+has been told, so that a socket is closed and not destroyed, which Python warns of.
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ def watch(thing: Forkable) -> None:
 
 
 def _in_child() -> None:
-    for call in [*_living.values()]:
+    kept = [(call, call.target) for call in [*_living.values()]]
+    for call, _ in kept:
         call()
 
 

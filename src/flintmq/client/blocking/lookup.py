@@ -14,13 +14,12 @@ Rules of this file:
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TypeAlias
 
-from flintmq.client.blocking.thread_pool import ThreadPool
+from flintmq.client.blocking.thread_pool import ThreadPool, no_thread
 from flintmq.client.core.discovery import LIST_PATH, PATIENCE_S, Answers, Directory
 from flintmq.client.core.timers import Timer, Timers
 from flintmq.client.core.topology import Topology
@@ -64,7 +63,8 @@ class Lookup:
         self._lock = lock
         self._told = told
         self._unlisted: dict[str, None] = {}
-        self._asking: Counter[str] = Counter()
+        self._asking: dict[object, str] = {}  # whom each request that is under way asks
+        self._is_ended = False
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -74,10 +74,11 @@ class Lookup:
     @property
     def unanswered(self) -> tuple[str, ...]:
         """The nsqlookupd that are being asked and have not answered yet."""
-        return tuple(self._asking)
+        return tuple(dict.fromkeys(self._asking.values()))
 
     def end(self) -> None:
-        """Ask no more."""
+        """Ask no more. Who was asked and does not answer any more is not told of."""
+        self._is_ended = True
         self._threads.end()
 
     def ask(self, path: str, done: Done, distrusted: Collection[tuple[int, str]] = ()) -> None:
@@ -95,11 +96,19 @@ class Lookup:
     def _ask_these(self, question: _Question, addresses: Iterable[str]) -> None:
         asked = [address for address in addresses if address not in question.missing]
         question.missing.update(dict.fromkeys(asked))
-        self._asking.update(asked)
         for address in asked:
-            self._threads.run(partial(self._ask, question, address))
+            request = object()
+            try:
+                self._asking[request] = address
+                self._threads.run(partial(self._ask, question, address, request))
+            except RuntimeError as error:
+                failed = OSError(no_thread("ask", error))
+                self._timers.call_later(0, self._answered, question, address, request, failed)  # not within the asking
+            except BaseException:
+                self._asking.pop(request, None)
+                raise
 
-    def _ask(self, question: _Question, address: str) -> None:
+    def _ask(self, question: _Question, address: str, request: object) -> None:
         """Ask one of them, in a thread of the threads."""
         answer: tuple[int, bytes] | Exception | None = None
         if question.lists.pop(address, False):
@@ -107,13 +116,16 @@ class Lookup:
         if answer is None:
             answer = self._try_fetch(address + question.path)
         with self._lock:
-            self._directory.note(address, self._note(question, address, answer))
-            question.missing.pop(address, None)
-            self._asking[address] -= 1
-            if not self._asking[address]:
-                del self._asking[address]
-            self._judge(question)
-            self._told()
+            self._answered(question, address, request, answer)
+
+    def _answered(
+        self, question: _Question, address: str, request: object, answer: tuple[int, bytes] | Exception
+    ) -> None:
+        self._directory.note(address, self._note(question, address, answer))
+        question.missing.pop(address, None)
+        self._asking.pop(request, None)
+        self._judge(question)
+        self._told()
 
     def _try_fetch(self, url: str) -> tuple[int, bytes] | Exception:
         try:
@@ -123,10 +135,14 @@ class Lookup:
 
     def _note(self, question: _Question, address: str, answer: tuple[int, bytes] | Exception) -> bool:
         if isinstance(answer, Exception):
-            return self._answers.note_failure(address, answer)
+            return self._failed(address, answer)
         is_usable = self._answers.note(address, question.path, *answer)
         question.is_answered |= is_usable
         return is_usable
+
+    def _failed(self, address: str, error: Exception) -> bool:
+        """Note that one gave no answer; False."""
+        return False if self._is_ended else self._answers.note_failure(address, error)
 
     # --- which nsqlookupd there are ---
 
@@ -178,7 +194,7 @@ class Lookup:
             question.done(self._answers.topology(question.path, question.distrusted))
         else:
             for address in question.missing:
-                self._answers.note_failure(address, TimeoutError(f"no answer within {self._timeout_s:g} s"))
+                self._failed(address, TimeoutError(f"no answer within {self._timeout_s:g} s"))
             question.done(self._answers.no_answer(question.path))
 
     @staticmethod

@@ -6,6 +6,7 @@ from weakref import WeakKeyDictionary
 
 from flintmq.client.blocking.request_connection import RequestConnection
 from flintmq.client.core.backoff import ReconnectDelay, wanted_s
+from flintmq.errors import FlintError
 
 
 class Pool:
@@ -16,19 +17,22 @@ class Pool:
         idle: free connections; the one used last is taken first, so that the others may rest.
         connections: all of them. Weakly, because a call that is interrupted at the wrong instruction
             forgets its connection.
-        opening_count: connections that are being opened.
+        openings: a mark for each connection that is being opened. A mark and no count, because it can be taken away
+            twice: by the thread that opens, and by whoever was interrupted when it was to be started.
+        error: why the last one could not be opened; None: it could.
         retry_at: not to be opened before, after a failure.
         wanted_at: the same while a call waits for a connection and there is none; not later than ``retry_at``.
         is_tried: opening has succeeded or failed once.
     """
 
-    __slots__ = ("address", "idle", "connections", "opening_count", "retry_at", "wanted_at", "is_tried", "_delay")
+    __slots__ = ("address", "idle", "connections", "openings", "error", "retry_at", "wanted_at", "is_tried", "_delay")
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.idle: list[RequestConnection] = []
         self.connections: WeakKeyDictionary[RequestConnection, None] = WeakKeyDictionary()
-        self.opening_count = 0
+        self.openings: dict[object, None] = {}
+        self.error: FlintError | None = None
         self.retry_at = 0.0
         self.wanted_at = 0.0
         self.is_tried = False
@@ -36,7 +40,7 @@ class Pool:
 
     def describe(self) -> str:
         """Show the connections, each in a line."""
-        head = f"{self.address} connections={len(self.connections)} idle={len(self.idle)} opening={self.opening_count}"
+        head = f"{self.address} connections={len(self.connections)} idle={len(self.idle)} opening={len(self.openings)}"
         return "\n  ".join([head, *(connection.describe() for connection in self.idle)])
 
     @property
@@ -51,10 +55,11 @@ class Pool:
             is_wanted: a call waits for it, and there is no other it could have.
         """
         due_at = self.wanted_at if is_wanted else self.retry_at
-        return len(self.connections) + self.opening_count < size and now >= due_at
+        return len(self.connections) + len(self.openings) < size and now >= due_at
 
     def add(self, connection: RequestConnection) -> None:
         """Take in a fresh connection."""
+        self.error = None
         self.connections[connection] = None
         self.idle.append(connection)
 

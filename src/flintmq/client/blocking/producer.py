@@ -27,17 +27,18 @@ from flintmq.client.blocking.discovery import LOOK_AGAIN_S, Discovery
 from flintmq.client.blocking.fork import call_in_child
 from flintmq.client.blocking.handshake import check_options
 from flintmq.client.blocking.http import get
-from flintmq.client.blocking.lock import Lock
+from flintmq.client.blocking.lock import Condition, Lock
 from flintmq.client.blocking.lookup import Fetch, Lookup
 from flintmq.client.blocking.pool import Pool
 from flintmq.client.blocking.queues import Queues
 from flintmq.client.blocking.request_connection import RequestConnection
-from flintmq.client.blocking.thread_pool import ThreadPool
+from flintmq.client.blocking.thread_pool import ThreadPool, no_thread
 from flintmq.client.blocking.ticker import Ticker
 from flintmq.client.blocking.timers import Timers
 from flintmq.client.blocking.turns import Place, Turns
 from flintmq.client.core import trace as trace_log
 from flintmq.client.core.link import AnswerLost
+from flintmq.client.core.of_one_process import Client
 from flintmq.client.core.once import WriterKey, new_writers
 from flintmq.client.core.producer_settings import ProducerOptions, ProducerSettings
 from flintmq.client.core.publish import (
@@ -84,7 +85,7 @@ class _NotYet:
 _NOT_YET: Final = _NotYet()
 
 
-class Producer:
+class Producer(Client):
     """Publishes messages, from any number of threads.
 
     ::
@@ -156,7 +157,7 @@ class Producer:
     def _new_process(self) -> None:
         """Set up what no two processes may share."""
         self._lock = Lock()
-        self._changed = threading.Condition(self._lock)
+        self._changed = Condition(self._lock)
         self._timers = Timers(self._env.clock)
         self._threads = ThreadPool("flintmq-connect")
         self._discovery: Discovery | None = None
@@ -217,10 +218,19 @@ class Producer:
                 raise closed_error()
             if self._ticker is not None:
                 return
-            if self._settings.lookups:
+            if self._settings.lookups and self._discovery is None:
                 self._discovery = self._new_discovery()
-            self._keep(self._settings.nsqd)
+            self._keep([*self._settings.nsqd, *self._routes.addresses()])
+            self._start_ticker()
+
+    def _start_ticker(self) -> None:
+        """Have it looked after what nobody uses; whoever publishes tries again if there is no thread for that now."""
+        try:
             self._ticker = Ticker(self._tick, TICK_S, "flintmq-producer")
+        except RuntimeError as error:
+            why = no_thread("look after connections", error)
+            if self._failure_log.is_new("", FlintError(why), self._time()):
+                log.warning("%s; it is tried again", why)
 
     def _new_discovery(self) -> Discovery:
         settings, timers = self._settings, self._timers
@@ -678,6 +688,9 @@ class Producer:
                     self._fail_refused(call)
                     if not self._routes.knows(topic):
                         self._look_up(topic)
+                    if self._ticker is None and not self._is_closed:
+                        self._start_ticker()
+                        self._timers.run_due()  # which the ticker would do
                     again_s = self._open_one(self._pools_of(call))
                     self._changed.wait(min(left_s, again_s))
             finally:
@@ -708,7 +721,8 @@ class Producer:
         pools = self._pools_of(call)
         if not is_behind and call.error is None and any(pool.is_up for pool in pools):
             count = sum(len(pool.connections) for pool in pools)
-            self._fail(call, Failure("TIMEOUT", f"not sent: all {count} connections are busy, see pool_size"))
+            why = "see pool_size" if count >= self._pool_size * len(pools) else _why_no_more(pools)
+            self._fail(call, Failure("TIMEOUT", f"not sent: all {count} connections are busy, {why}"))
         up = [pool.address for pool in pools if pool.is_up]
         self._fail(call, self._rules.unsent(call, is_behind, self._last_error, up))
 
@@ -770,21 +784,28 @@ class Producer:
         Returns:
             Seconds until it should be looked at again, whatever happens.
         """
-        if sum(pool.opening_count for pool in pools) >= sum(self._waiting.values()):
+        if sum(len(pool.openings) for pool in pools) >= sum(self._waiting.values()):
             return LOOK_AGAIN_S
         now = self._time()
         is_wanted = not any(pool.is_up for pool in pools)
         if able := [pool for pool in pools if pool.may_open(self._pool_size, now, is_wanted)]:
-            self._open(min(able, key=lambda pool: len(pool.connections) + pool.opening_count))
+            self._open(min(able, key=lambda pool: len(pool.connections) + len(pool.openings)))
             return LOOK_AGAIN_S
         due = [pool.wanted_at if is_wanted else pool.retry_at for pool in pools]
         return min([LOOK_AGAIN_S, *(due_at - now for due_at in due if due_at > now)])
 
     def _open(self, pool: Pool) -> None:
-        pool.opening_count += 1
-        self._threads.run(partial(self._open_connection, pool))
+        opening = object()
+        try:
+            pool.openings[opening] = None
+            self._threads.run(partial(self._open_connection, pool, opening))
+        except RuntimeError as error:
+            self._opened(pool, opening, None, ConnectionFailed(pool.address, no_thread("connect", error)))
+        except BaseException:
+            pool.openings.pop(opening, None)
+            raise
 
-    def _open_connection(self, pool: Pool) -> None:
+    def _open_connection(self, pool: Pool, opening: object) -> None:
         """Open a connection, in a thread of its own, without the lock."""
         connection: RequestConnection | None = None
         error: FlintError | None = None
@@ -798,22 +819,28 @@ class Producer:
             log.exception("connecting to %s failed by a mistake of ours", pool.address)
             error = ConnectionFailed(pool.address, repr(failure))
         with self._lock:
-            pool.opening_count -= 1
-            pool.is_tried = True
-            self._refusals.note(pool.address, error, self._pools)
-            if error is not None:
-                self._last_error = error
-                if self._failure_log.is_new(pool.address, error, self._time()):
-                    log.warning("cannot publish to nsqd %s: %s", pool.address, error)
-                pool.wait(self._time(), self._env.random.random())
-            elif connection is not None:
-                if self._pools.get(pool.address) is pool:
-                    log.info("connected to nsqd %s", pool.address)
-                    self._failure_log.clear(pool.address)
-                    pool.add(connection)
-                else:
-                    connection.close()
-            self._changed.notify_all()
+            self._opened(pool, opening, connection, error)
+
+    def _opened(
+        self, pool: Pool, opening: object, connection: RequestConnection | None, error: FlintError | None
+    ) -> None:
+        is_wanted = opening in pool.openings and self._pools.get(pool.address) is pool
+        pool.openings.pop(opening, None)
+        pool.is_tried = True
+        self._refusals.note(pool.address, error, self._pools)
+        if error is not None:
+            self._last_error = pool.error = error
+            if self._failure_log.is_new(pool.address, error, self._time()):
+                log.warning("cannot publish to nsqd %s: %s", pool.address, error)
+            pool.wait(self._time(), self._env.random.random())
+        elif connection is not None:
+            if is_wanted:
+                log.info("connected to nsqd %s", pool.address)
+                self._failure_log.clear(pool.address)
+                pool.add(connection)
+            else:
+                connection.close()
+        self._changed.notify_all()
 
     def _tick(self) -> None:
         """Look after free connections, lost nsqd and lookups; called by the ticker, without the lock."""
@@ -828,7 +855,18 @@ class Producer:
                     if connection.is_lost:
                         pool.idle.remove(connection)
                         self._lost(pool, connection)
-                if not pool.is_up and not pool.opening_count and now >= pool.retry_at:
+                if not pool.is_up and not pool.openings and now >= pool.retry_at:
                     self._open(pool)
             if self._discovery is not None:
                 self._discovery.follow()
+
+
+def _why_no_more(pools: Iterable[Pool]) -> str:
+    """Say why there are fewer connections than ``pool_size`` allows, while each that there is waits for an answer."""
+    for pool in pools:
+        if pool.error is not None:
+            return f"and no more could be opened: {pool.error}"
+    for pool in pools:
+        if pool.openings:
+            return f"and opening more takes long: nsqd {pool.address} does not answer"
+    return "and no more could be opened in time"

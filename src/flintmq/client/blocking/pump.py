@@ -16,10 +16,12 @@ import logging
 import selectors
 import socket
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from flintmq.client.blocking.connection import Connection
 from flintmq.client.blocking.fork import watch as fork_watch
 from flintmq.client.blocking.lock import Lock
+from flintmq.client.blocking.thread_pool import no_thread
 from flintmq.client.blocking.ticker import Ticker
 from flintmq.client.blocking.timers import Timers
 
@@ -63,6 +65,7 @@ class Pump:
         self._watched: dict[Connection, None] = {}
         self._orphaned: dict[Connection, None] = {}
         self._ticker: Ticker | None = None
+        self._ticker_at = 0.0
         self._pumped_at = 0.0
         self._is_closed = False
         fork_watch(self)
@@ -71,12 +74,20 @@ class Pump:
 
     def start(self) -> None:
         """Begin."""
+        self._selector = selectors.DefaultSelector()
         self._wakeup, self._waker = socket.socketpair()
         for end in (self._wakeup, self._waker):
             end.setblocking(False)
-        self._selector = selectors.DefaultSelector()
         self._selector.register(self._wakeup, selectors.EVENT_READ)
-        self._ticker = Ticker(self._keep, TICK_S, "flintmq-consumer")
+        self._start_ticker()
+
+    def _start_ticker(self) -> None:
+        """Have somebody pump when nobody else does; whoever pumps tries again if there is no thread for that now."""
+        self._ticker_at = self._timers.time() + WAIT_S
+        try:
+            self._ticker = Ticker(self._keep, TICK_S, "flintmq-consumer")
+        except RuntimeError as error:
+            log.warning("%s; it is tried again", no_thread("answer heartbeats while a message is handled", error))
 
     def close(self) -> None:
         """Wait for nothing any more."""
@@ -125,8 +136,11 @@ class Pump:
 
     def unwatch(self, connection: Connection) -> None:
         """Wait for a connection's socket no longer; what the application still holds of it is counted when answered."""
-        del self._watched[connection]
-        self._selector.unregister(connection)
+        self._watched.pop(connection, None)
+        try:
+            self._selector.unregister(connection)
+        except (KeyError, ValueError):  # of a socket that is closed already it is a ValueError
+            pass  # an interrupt came before it was registered, or after this
         self._orphaned[connection] = None
         self._timers.call_later(connection.msg_timeout_s, self._orphaned.pop, connection, None)
         self._lost(connection)
@@ -134,8 +148,10 @@ class Pump:
     def interrupted(self, when: str) -> None:
         """Give all connections up: nobody knows what was sent, read, or handed out."""
         with self.lock:
-            for connection in [*self._watched]:
-                connection.abort(f"interrupted {when}")
+            self._is_woken = False  # it may have come between reading what wakes and noting that
+            with ExitStack() as given_up:  # whatever one of them raises, as Ctrl-C once more
+                for connection in [*self._watched]:
+                    given_up.callback(connection.abort, f"interrupted {when}")
 
     # --- pumping ---
 
@@ -197,6 +213,8 @@ class Pump:
             self.interrupted("while sending")
             raise
         now = self._pumped_at = self._timers.time()
+        if self._ticker is None and now >= self._ticker_at:
+            self._start_ticker()
         next_at = self._timers.next_at()
         return timeout_s if next_at is None else max(0.0, min(timeout_s, next_at - now))
 

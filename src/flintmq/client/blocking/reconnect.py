@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Generic, TypeVar
 
-from flintmq.client.blocking.thread_pool import ThreadPool
+from flintmq.client.blocking.thread_pool import ThreadPool, no_thread
 from flintmq.client.core import reconnect
 from flintmq.client.core.reconnect import Key
 from flintmq.client.core.timers import Timers
@@ -55,6 +55,7 @@ class Reconnector(Generic[Key, Opened]):
         self._drop = drop
         self._threads = threads
         self._lock = lock
+        self._attempts: dict[Key, object] = {}  # the one that counts, of those that are under way
         self._reconnector: reconnect.Reconnector[Key] = reconnect.Reconnector(self._begin, env)
         self._reconnector.start(timers)
 
@@ -82,9 +83,17 @@ class Reconnector(Generic[Key, Opened]):
         self._threads.end()
 
     def _begin(self, target: Key) -> None:
-        self._threads.run(partial(self._connect, target))
+        attempt = object()
+        try:
+            self._attempts[target] = attempt
+            self._threads.run(partial(self._connect, target, attempt))
+        except RuntimeError as error:
+            self._end(target, attempt, None, ConnectionFailed(str(target), no_thread("connect", error)))
+        except BaseException:  # Ctrl-C: it may have begun, and counts no more, for another is to follow
+            self._attempts.pop(target, None)
+            raise
 
-    def _connect(self, target: Key) -> None:
+    def _connect(self, target: Key, attempt: object) -> None:
         """Try to connect once, in a thread of the threads."""
         error: FlintError | None = None
         opened: Opened | None = None
@@ -96,17 +105,21 @@ class Reconnector(Generic[Key, Opened]):
             log.exception("connecting to %s failed by a mistake of ours", target)
             error = ConnectionFailed(str(target), repr(failure))
         with self._lock:
-            if self._reconnector.is_stopped:
-                if opened is not None:
-                    self._drop(opened)
-                return
+            self._end(target, attempt, opened, error)
+
+    def _end(self, target: Key, attempt: object, opened: Opened | None, error: FlintError | None) -> None:
+        if self._reconnector.is_stopped or self._attempts.get(target) is not attempt:
             if opened is not None:
-                self._reconnector.opened(target)
-                try:
-                    self._join(opened)
-                except Exception as failure:
-                    log.exception("taking in a connection to %s failed by a mistake of ours", target)
-                    error = ConnectionFailed(str(target), repr(failure))
-            if error is not None:
-                self._reconnector.failed(target)
-            self._tried(target, error)
+                self._drop(opened)
+            return
+        del self._attempts[target]
+        if opened is not None:
+            self._reconnector.opened(target)
+            try:
+                self._join(opened)
+            except Exception as failure:
+                log.exception("taking in a connection to %s failed by a mistake of ours", target)
+                error = ConnectionFailed(str(target), repr(failure))
+        if error is not None:
+            self._reconnector.failed(target)
+        self._tried(target, error)

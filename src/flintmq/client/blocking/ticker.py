@@ -21,6 +21,9 @@ class Ticker:
         tick: a bound method; its object is held weakly.
         interval_s: between two calls.
         name: of the thread.
+
+    Raises:
+        RuntimeError: no thread could be started.
     """
 
     def __init__(self, tick: Callable[[], object], interval_s: float, name: str) -> None:
@@ -28,7 +31,11 @@ class Ticker:
         self._interval_s = interval_s
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._keep, name=name, daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            self._ended.set()  # Ctrl-C may come when it runs already
+            raise
 
     def end(self) -> None:
         """Call no more."""

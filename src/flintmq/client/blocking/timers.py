@@ -1,6 +1,10 @@
 """Timers without an event loop: a heap that somebody looks at.
 
-Rules of this file: nothing here waits, and nothing is locked: the owner's lock is held by whoever calls.
+Rules of this file:
+
+- Nothing here waits, and nothing is locked: the owner's lock is held by whoever calls.
+- A call is over when it has returned, or failed: one that an interrupt (Ctrl-C) broke off is made again, so what is
+  called may come twice.
 """
 
 from __future__ import annotations
@@ -34,7 +38,6 @@ class CallTimer:
 
     def run(self) -> None:
         """Make the call."""
-        self.is_cancelled = True
         self._callback(*self._args)
 
 
@@ -72,19 +75,26 @@ class Timers:
             return
         now = self.time()
         last = self._number
+        self._drop_cancelled()
         while self._heap and self._heap[0][0] <= now and self._heap[0][1] <= last:
-            timer = heappop(self._heap)[2]
-            if timer.is_cancelled:
-                self._cancelled_count -= 1
-            else:
+            timer = self._heap[0][2]
+            try:
                 timer.run()
+            except Exception:
+                timer.cancel()
+                raise
+            timer.cancel()
+            self._drop_cancelled()
 
     def next_at(self) -> float | None:
         """Return when the next call is due, or None."""
+        self._drop_cancelled()
+        return self._heap[0][0] if self._heap else None
+
+    def _drop_cancelled(self) -> None:
         while self._heap and self._heap[0][2].is_cancelled:
             heappop(self._heap)
             self._cancelled_count -= 1
-        return self._heap[0][0] if self._heap else None
 
     def note_cancelled(self) -> None:
         """Count a cancelled timer, and sweep when there are too many of them."""

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_args, get_o
 import msgspec
 import msgspec.inspect
 
-from flintmq.client.core.message import Discard, Requeue
+from flintmq.client.core.message import Discard, Requeue, meaning_of
 from flintmq.errors import BodyError, OptionError
 
 if TYPE_CHECKING:
@@ -97,9 +97,11 @@ def _checked(decode: Read[Value], what: str) -> Read[Value]:
     def read(body: bytes) -> Value:
         try:
             return decode(body)
-        except (BodyError, Requeue, Discard, MemoryError):
+        except (BodyError, MemoryError):
             raise
         except Exception as error:
+            if isinstance(meaning_of(error), Requeue | Discard):
+                raise
             raise BodyError(what, _reason(error)) from error
 
     return read

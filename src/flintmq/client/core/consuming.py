@@ -36,6 +36,7 @@ from flintmq.client.core.gate import Gate
 from flintmq.client.core.inbox import Inbox
 from flintmq.client.core.link import Link
 from flintmq.client.core.message import Delivery, Message, Value, is_hex, requeue_failed, take_apart
+from flintmq.client.core.of_one_process import Client
 from flintmq.client.core.settings import MAX_IN_FLIGHT_MAX, Settings
 from flintmq.client.core.stats import ConsumerStats
 from flintmq.client.core.subscribing import Subscribing, Targets, with_address
@@ -53,7 +54,7 @@ from flintmq.errors import (
     ReqFailed,
     TouchFailed,
 )
-from flintmq.wire.client import MessageFailed, Messages, Record
+from flintmq.wire.client import MessageFailed, Messages
 
 log = logging.getLogger("flintmq.client")
 
@@ -69,7 +70,6 @@ class Consuming:
     """The consumer without its shell; owns the connections (:class:`.link.LinkOwner`) and the messages.
 
     Args:
-        make: what is handed out: :class:`Message`, or the variant for threads.
         targets: keeps connected what :attr:`subscribing` wants.
         ask: asks the nsqlookupd where the topic is; ``following.answered`` is to follow.
         lock: held by who touches any state.
@@ -79,7 +79,7 @@ class Consuming:
             wrong with its body (None: it had too many attempts).
         tell: tells the application what went wrong.
         stop: stops the consumer, because :attr:`failure` is set.
-        run: runs the answer to a message in the thread that it belongs to.
+        run: calls a function in the thread that the consumer belongs to: now, if this is it.
 
     Attributes:
         failure: why the consumer has ended by itself.
@@ -95,7 +95,6 @@ class Consuming:
     def __init__(
         self,
         settings: Settings,
-        make: Callable[[Delivery, Record], Message[Any]],
         targets: Targets,
         ask: Callable[[Wrong], object],
         lock: AbstractContextManager[object],
@@ -114,8 +113,8 @@ class Consuming:
         self.trace = settings.trace
         self.flow: Flow[Link] = Flow(settings.policy, Backoff(settings.backoff_s, settings.backoff_max_s), settings.env)
         has_handler = settings.handler is not None
-        self.gate = Gate(settings.topic, make, has_handler, lambda: self.lock, self._dropped, wake)
-        make_next = self.gate.make if settings.is_ordered else make
+        self.gate = Gate(settings.topic, has_handler, lambda: self.lock, self._dropped, wake, run)
+        make_next = self.gate.make if settings.is_ordered else Message
         self.inbox = self.gate.inbox = Inbox(make_next, settings.attempts_max, too_many or self.give_up, self._expired)
         self.take_in: Callable[[Delivery], None] = self.gate.put if settings.is_ordered else self.inbox.put
         self.tells_late = True
@@ -389,7 +388,7 @@ class Consuming:
             return f"queued={self.inbox.count + self.gate.count}\n{self.flow.describe()}"
 
 
-class ConsumerState(Generic[Value]):
+class ConsumerState(Client, Generic[Value]):
     """The part of both consumers that can be asked and told at any time.
 
     Attributes:

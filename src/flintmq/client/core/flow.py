@@ -11,7 +11,7 @@ import logging
 from typing import Generic, Protocol, TypeVar
 
 from flintmq.client.core.backoff import Backoff, BackoffState, jittered_s
-from flintmq.client.core.rdy import RdyPolicy, Share
+from flintmq.client.core.rdy import PROMPT_S, RdyPolicy, Share
 from flintmq.client.core.timers import Timer, Timers
 from flintmq.env import Env
 from flintmq.wire.client import Features
@@ -97,6 +97,20 @@ class Flow(Generic[Link]):
         """Whether some nsqd soon cannot deliver more before messages are answered."""
         return any(share.is_starved(connection.unsent_count) for connection, share in self._joined.items())
 
+    def ends_in_s(self, now: float) -> float | None:
+        """Seconds after which no more will come before messages are answered; None: at any time something may.
+
+        Some nsqd can deliver no more; the others have nothing, as they do not hesitate (``PROMPT_S``) when they have.
+        """
+        prompt_s, is_held_up = 0.0, False
+        for connection, share in self._joined.items():
+            unsent_count = connection.unsent_count
+            if share.is_full(unsent_count):
+                is_held_up |= share.in_flight > unsent_count
+            else:
+                prompt_s = max(prompt_s, PROMPT_S if unsent_count else share.prompt_until - now)
+        return prompt_s if is_held_up else None
+
     @property
     def backoff_state(self) -> BackoffState:
         """Return where the backoff stands."""
@@ -167,7 +181,7 @@ class Flow(Generic[Link]):
         if share is None:
             self._settle_orphans(connection, finished + others)
             return False
-        share.settled(finished + others)
+        share.settled(finished + others, self._now())
         if self._rdy.is_short:
             self.replan()
         if share.needs_refresh():
@@ -180,9 +194,13 @@ class Flow(Generic[Link]):
         """Note that messages will never be answered, because nsqd has taken them back."""
         share = self._joined.get(connection)
         if share is not None:
-            share.settled(count)
+            share.settled(count, self._now())
             if self._rdy.is_short:
                 self.replan()
+
+    def _now(self) -> float:
+        assert self._loop is not None
+        return self._loop.time()
 
     def note_success(self) -> None:
         """Count a finished message for the backoff."""

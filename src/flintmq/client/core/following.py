@@ -122,7 +122,12 @@ class Following:
         now = self._timers.time()
         self._distrusted = {wrong: until for wrong, until in self._distrusted.items() if until > now}
         self._is_asking = True
-        self._ask(tuple(self._distrusted))
+        try:
+            self._ask(tuple(self._distrusted))
+        except BaseException:  # Ctrl-C: there may be no answer
+            self._is_asking = False
+            self._poll_later()
+            raise
 
     def _poll_later(self) -> None:
         if self._is_stopped:

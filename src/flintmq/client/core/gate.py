@@ -22,7 +22,8 @@ Rules of this file:
   knows messages by their id, so the FIN was for both.
 - The end of a message that is never answered is found by looking, every ``CHECK_S`` while something waits for it: what
   Python calls when an object goes is called anywhere, with locks held too.
-- All methods are called with the lock held, but :meth:`Gate.end`, which takes it.
+- All methods are called with the lock held, in the thread that the consumer belongs to, but :meth:`Gate.end`, which
+  takes the one and finds the other.
 """
 
 from __future__ import annotations
@@ -100,11 +101,11 @@ class Gate:
 
     Args:
         topic: for messages.
-        make: what is handed out: :class:`Message`, or the variant for threads.
         has_handler: a message is done with when its handler has ended.
         lock: gives the one that is held by who touches any state.
         dropped: told of a message that will never be handed out, because nsqd has taken it back, or it is finished.
         wake: called when there may be something to take.
+        run: calls a function in the thread that the consumer belongs to.
 
     Attributes:
         inbox: takes what need not wait.
@@ -115,18 +116,18 @@ class Gate:
     def __init__(
         self,
         topic: str,
-        make: Callable[[Delivery, Record], Message[Any]],
         has_handler: bool,
         lock: Callable[[], AbstractContextManager[object]],
         dropped: Callable[[Delivery], object],
         wake: Callable[[], object],
+        run: Callable[[Callable[[], object]], object],
     ) -> None:
         self._topic = topic
-        self._make = make
         self._has_handler = has_handler
         self._lock = lock
         self._dropped = dropped
         self._wake = wake
+        self._run = run
         self._timers: Timers | None = None
         self._timer: Timer | None = None
         self._turns: dict[int, Turn] = {}
@@ -172,13 +173,13 @@ class Gate:
     def make(self, delivery: Delivery, record: Record) -> Message[Any]:
         """Make the message that is handed out."""
         if delivery.hold is None:
-            return self._make(delivery, record)
+            return Message(delivery, record)
         turn = delivery.hold.turn
         assert isinstance(turn, Turn)
         own = delivery.with_records((record,))  # of this message alone, so that it goes when the message goes
         own.hold = Hold(turn, self, self._has_handler)
         turn.hold = ref(own.hold)
-        return self._make(own, record)
+        return Message(own, record)
 
     def end(self, turn: Turn, is_finished: bool) -> None:
         """End a turn, unless it has ended; what waited for it is queued.
@@ -186,6 +187,9 @@ class Gate:
         Args:
             is_finished: its message was finished.
         """
+        self._run(partial(self._end, turn, is_finished))
+
+    def _end(self, turn: Turn, is_finished: bool) -> None:
         with self._lock():
             partition = turn.delivery.partition
             assert partition is not None

@@ -27,18 +27,20 @@ class Inbox:
     """The queue between the connections of a consumer and whoever takes its messages.
 
     Args:
-        make: what is handed out: :class:`Message`, or the variant for threads.
+        make: what is handed out.
         attempts_max: a message with more attempts goes to ``give_up`` instead.
         expired: told of messages that were dropped because their time was over.
 
     Attributes:
         count: messages queued.
         is_ended: nothing more will come.
+        is_closing: nothing more is handed out, as it is about to end. It may be set in any thread, and in a signal
+            handler.
     """
 
     __slots__ = (
-        "count", "is_ended", "_make", "_attempts_max", "_give_up", "_expired", "_deliveries", "_delivery", "_records",
-        "_expires_at", "_waiters",
+        "count", "is_ended", "is_closing", "_make", "_attempts_max", "_give_up", "_expired", "_deliveries", "_delivery",
+        "_records", "_expires_at", "_waiters",
     )  # fmt: skip
 
     def __init__(
@@ -50,6 +52,7 @@ class Inbox:
     ) -> None:
         self.count = 0
         self.is_ended = False
+        self.is_closing = False
         self._make = make
         self._attempts_max = attempts_max
         self._give_up = give_up
@@ -71,7 +74,7 @@ class Inbox:
 
     def take(self, now: float) -> Message[Any] | None:
         """Hand out the oldest message, or None if there is none."""
-        while True:
+        while not self.is_closing:
             if now >= self._expires_at:
                 self._drop_rest()
             for record in self._records:
@@ -86,12 +89,13 @@ class Inbox:
             self._delivery = self._deliveries.popleft()
             self._records = iter(self._delivery.records)
             self._expires_at = self._delivery.expires_at
+        return None
 
     def take_many(self, count: int, now: float) -> list[Message[Any]]:
         """Hand out the oldest messages, at most so many; they cost less together than one by one."""
         taken: list[Message[Any]] = []
         make, attempts_max = self._make, self._attempts_max
-        while len(taken) < count:
+        while len(taken) < count and not self.is_closing:
             if now >= self._expires_at:
                 self._drop_rest()
             delivery = self._delivery

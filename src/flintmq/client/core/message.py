@@ -4,8 +4,9 @@ Rules of this file:
 
 - ``finish``, ``requeue`` and ``touch`` are plain calls: nothing is waited for. What they ask for is gathered and sent
   as one write per connection when the loop turn ends.
-- They belong to the thread of the event loop. A handler that runs in a thread of its own is handed a
-  :class:`ThreadMessage`, whose calls are checked and noted in that thread; what they send travels to the loop.
+- They may be called in any thread, and are checked and noted there. A FIN is gathered there as well, because that is
+  what nearly every message gets; all else travels to the thread that the consumer belongs to
+  (:meth:`Owner.call_in_loop`), which is at once where this is it.
 - A message is answered once; a second answer is the application's mistake and raises.
 - An answer for a message that is not ours any more (its connection broke, its time is over) is not an error: nsqd gives
   the message to somebody else. :attr:`Message.is_lost` tells. A FIN is sent all the same, because the work is done. A
@@ -17,7 +18,8 @@ Source: NSQ's client guide, "Message Handling", NSQ's TCP protocol.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from types import TracebackType
@@ -25,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 import msgspec
 
+from flintmq.client.core.of_one_process import OfOneProcess
 from flintmq.client.options import DELAY_MAX_S, MS_PER_S, Seconds, seconds
 from flintmq.errors import UNREADABLE_JSON, BodyError, LocalProtocolError, OptionError, TouchFailed
 from flintmq.message import JSON, TAG, TAG_HEADER
@@ -89,7 +92,8 @@ class Owner(Protocol):
     def message_failed(self) -> None: ...
     def decode(self, body: bytes) -> Any: ...
     def unreadable(self, message: Message[Any], error: BodyError) -> None: ...
-    def call_in_loop(self, function: Callable[[], object], /) -> object: ...
+    def call_in_loop(self, function: Callable[[], object], /) -> object:
+        """Call it in the thread that the consumer belongs to: now, if this is it."""
 
 
 class Hold(Protocol):
@@ -131,6 +135,13 @@ class Delivery:
         self.failed: Callable[[int], None] | None = None
         self.hold: Hold | None = None
 
+    def note_failure(self, attempts: int) -> None:
+        """Tell that the handler of one of its messages failed."""
+        if self.failed is None:
+            self.owner.message_failed()
+        else:
+            self.failed(attempts)
+
     def with_records(self, records: Sequence[Record]) -> Delivery:
         """The same with other messages, and without their frames."""
         other = Delivery(self.link, self.owner, self.received_at, records)
@@ -163,15 +174,16 @@ def take_apart(
     return taken, extensions
 
 
-class Message(Generic[Value]):
+class Message(OfOneProcess, Generic[Value]):
     """One message.
 
     ``async with message:`` (``with message:`` in :mod:`flintmq.sync`) finishes it at the end of the block. An exception
     in the block is logged, requeues the message and makes the consumer back off; it does not leave the block, so that
-    one bad message does not end the loop over all of them. :class:`Requeue` and :class:`Discard` do what they say. What
-    is not an Exception (a cancelled task, Ctrl-C) requeues the message at once and goes on its way. A message whose
-    body cannot be read (:class:`BodyError`) goes to the consumer's ``dead_letter`` topic at once; without one it is
-    requeued like every other that failed.
+    one bad message does not end the loop over all of them. :class:`Requeue` and :class:`Discard` do what they say, also
+    where an exception group has nothing else in it, as that of an ``asyncio.TaskGroup``. What is not an Exception (a
+    cancelled task, Ctrl-C) requeues the message at once and goes on its way. A message whose body cannot be read
+    (:class:`BodyError`) goes to the consumer's ``dead_letter`` topic at once; without one it is requeued like every
+    other that failed.
 
     Attributes:
         id: 16 bytes.
@@ -181,6 +193,7 @@ class Message(Generic[Value]):
     """
 
     __slots__ = ("timestamp_ns", "attempts", "id", "body", "_delivery", "_answer", "_touched_at", "_value")
+    _instead = "it is answered here, over its connection; hand on its body"
 
     def __init__(self, delivery: Delivery, record: Record) -> None:
         self.timestamp_ns, self.attempts, self.id, self.body = record
@@ -322,13 +335,14 @@ class Message(Generic[Value]):
             owner.requeue_delay_s(self.attempts) if delay is None else seconds(delay, "delay", maximum=DELAY_MAX_S)
         )
         self._answer = REQUEUED
-        self._send_requeue(delay_s, backoff)
+        owner.call_in_loop(partial(self._requeue_now, delay_s, backoff))
 
-    def _send_requeue(self, delay_s: float, backoff: bool) -> None:
+    def _requeue_now(self, delay_s: float, backoff: bool) -> None:
         if self._touched_at is not None:
             self._delivery.link.forget_touched(self.id)
         if backoff:
-            self._note_failure()  # first, so that its RDY 0 finds nsqd before it can deliver the message again
+            # first, so that its RDY 0 finds nsqd before it can deliver the message again
+            self._delivery.note_failure(self.attempts)
         if self.time_left > 0.0:
             self._delivery.link.requeue(self.id, round(delay_s * MS_PER_S))
         else:
@@ -348,16 +362,11 @@ class Message(Generic[Value]):
             log.warning("message %r is touched after its time was over", self.id)
             return
         self._touched_at = self._delivery.owner.time()
-        self._send_touch()
+        self._delivery.owner.call_in_loop(self._touch_now)
 
-    def _send_touch(self) -> None:
-        self._delivery.link.touch(self.id, self._touch_failed)
-
-    def _note_failure(self) -> None:
-        if self._delivery.failed is None:
-            self._delivery.owner.message_failed()
-        else:
-            self._delivery.failed(self.attempts)
+    def _touch_now(self) -> None:
+        if not self._answer:  # in another thread, meanwhile
+            self._delivery.link.touch(self.id, self._touch_failed)
 
     def __enter__(self) -> Message[Value]:
         self._begin_block()
@@ -393,24 +402,7 @@ class Message(Generic[Value]):
         return LocalProtocolError("E_INVALID", f"cannot {command} message {self.id!r}: it is {done} already")
 
 
-class ThreadMessage(Message[Value]):
-    """A message in the hands of a handler that runs in a thread: what its answers send travels to the event loop."""
-
-    __slots__ = ()
-
-    def _send_finish(self) -> None:
-        self._delivery.owner.call_in_loop(super()._send_finish)
-
-    def _send_requeue(self, delay_s: float, backoff: bool) -> None:
-        again = super()._send_requeue
-        self._delivery.owner.call_in_loop(lambda: again(delay_s, backoff))
-
-    def _send_touch(self) -> None:
-        again = super()._send_touch
-        self._delivery.owner.call_in_loop(lambda: None if self._answer else again())
-
-
-# -- for consumers, in the thread that a message belongs to ------------------------------------------------------------
+# -- for consumers, in any thread --------------------------------------------------------------------------------------
 
 
 def pass_by(messages: Iterable[Message[Any]]) -> None:
@@ -433,16 +425,61 @@ def settle(message: Message[Any], error: BaseException | None, *, is_given_up: b
             message._delivery.hold.ended(message._answer == FINISHED)
 
 
+def meaning_of(error: BaseException | None) -> BaseException | None:
+    """Return what the end of a handler says of its message: a group of wishes is one of them, as from a TaskGroup.
+
+    Of nothing but :class:`Discard` it is the first. With a :class:`Requeue` among them, which loses nothing, it is the
+    one with the longest delay that was given. A group in which anything else is, and any other error, is itself; where
+    one of the delays is none, the OptionError that says so is returned.
+    """
+    if not isinstance(error, ExceptionGroup):
+        return error
+    within = list(_within(error))
+    if not all(isinstance(each, Requeue | Discard) for each in within):
+        return error
+    again = [each for each in within if isinstance(each, Requeue)]
+    if not again:
+        return within[0]
+    given = [each for each in again if each.delay is not None]
+    try:
+        return max(given, key=_delay_s, default=again[0])
+    except OptionError as wrong:  # the delay was set to what is none, by a subclass say
+        return wrong
+
+
+def _within(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:
+    """Yield what a group is made of, however deep; groups that are nested deeply need no deep stack."""
+    waiting: list[BaseException] = [group]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, BaseExceptionGroup):
+            waiting.extend(reversed(each.exceptions))
+        else:
+            yield each
+
+
+def _delay_s(wish: Requeue) -> float:
+    """Return the delay that was given.
+
+    Raises:
+        OptionError: it is none.
+    """
+    assert wish.delay is not None
+    return seconds(wish.delay, "delay", maximum=DELAY_MAX_S)
+
+
 def _settle(message: Message[Any], error: BaseException | None, is_given_up: bool) -> None:
+    error = meaning_of(error)
     if isinstance(error, Discard):
         log.info("message %r of %s discarded: %s", message.id, message.nsqd, error.reason)
     elif isinstance(error, BodyError) and not message._answer and not is_given_up:
-        message._delivery.owner.unreadable(message, error)
+        owner = message._delivery.owner
+        owner.call_in_loop(partial(owner.unreadable, message, error))
         return
     elif isinstance(error, Exception) and not isinstance(error, Requeue):
         log.warning("message %r of %s failed, attempts %d", message.id, message.nsqd, message.attempts, exc_info=error)
         if message._answer:
-            message._note_failure()
+            message._delivery.owner.call_in_loop(partial(message._delivery.note_failure, message.attempts))
         else:
             requeue_failed(message)
     if message._answer:

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 SETTLE_S = 0.25
 REFRESH_AT = 0.25
 STARVED_AT = 0.85
+PROMPT_S = 0.05  # in which an nsqd that has messages begins, or goes on, to deliver them once it may
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +39,7 @@ class Share:
         in_flight: messages delivered and not answered.
         is_started: a message has come, or nothing needs to be waited for.
         is_paused: nothing is wanted over this connection for now.
+        prompt_until: until then more may be on its way, because nsqd could not deliver before, or is at it.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Share:
     granted_at: float = 0.0
     held_count: int = 0
     held_since: float = 0.0
+    prompt_until: float = 0.0
 
     def describe(self) -> str:
         """Say in one line what the connection may do and does."""
@@ -64,9 +67,13 @@ class Share:
         self.remaining -= count
         self.last_message_at = now
         self.is_started = True
+        if now < self.prompt_until:
+            self.prompt_until = now + PROMPT_S
 
-    def settled(self, count: int) -> None:
+    def settled(self, count: int, now: float = 0.0) -> None:
         """Note that ``count`` messages were answered."""
+        if self.in_flight >= self.rdy_count:
+            self.prompt_until = now + PROMPT_S
         self.in_flight -= count
 
     def needs_refresh(self) -> bool:
@@ -77,6 +84,10 @@ class Share:
         """Whether nsqd soon cannot deliver more over this connection (NSQ's client guide, "is_starved")."""
         in_flight = self.in_flight - unsent_answers
         return in_flight > 0 and in_flight >= self.rdy_count * STARVED_AT
+
+    def is_full(self, unsent_answers: int = 0) -> bool:
+        """Whether nsqd cannot deliver any more over this connection before messages are answered."""
+        return self.in_flight - unsent_answers >= self.rdy_count
 
     def reserved(self, now: float) -> int:
         """Return how many of ``max_in_flight`` this connection takes (I2)."""
@@ -106,6 +117,8 @@ class Share:
             self.held_since = now
         elif self.rdy_count == 0 and count > 0:
             self.granted_at = now
+        if count > self.rdy_count:
+            self.prompt_until = now + PROMPT_S
         self.rdy_count = count
         self.remaining = count
 

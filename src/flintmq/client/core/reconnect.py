@@ -31,7 +31,7 @@ class Reconnector(Generic[Key]):
     """The targets that should be connected.
 
     Args:
-        connect: begins to connect to a target; :meth:`opened` or :meth:`failed` is to follow.
+        connect: begins to connect to a target; :meth:`opened` or :meth:`failed` is to follow, unless it raises.
         is_wanted: whether something waits for a connection now.
 
     Attributes:
@@ -136,7 +136,11 @@ class Reconnector(Generic[Key]):
             del self._states[state.target]
             return
         state.is_busy = True
-        self._connect(state.target)
+        try:
+            self._connect(state.target)
+        except BaseException:  # Ctrl-C, say, before it began: nothing is to follow
+            self._try_later(state)
+            raise
 
 
 class _State(Generic[Key]):

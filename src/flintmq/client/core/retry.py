@@ -42,6 +42,7 @@ from flintmq.client.core.routing import Routes
 from flintmq.client.security import Refusals
 from flintmq.env import Env
 from flintmq.errors import ConnectionFailed, DiscoveryError, FlintError, NoNsqd, NsqdError, RemoteProtocolError
+from flintmq.names import listed
 from flintmq.wire.codes import LED_ELSEWHERE_CODES, MOVED_CODES
 
 NAMED_MAX = 3  # addresses that an error names
@@ -224,11 +225,11 @@ class RetryRules:
         if not wanted:
             if gone := self._routes.why_gone(topic):
                 return gone
-            asked = _listed(self._unanswered())
+            asked = listed(self._unanswered(), NAMED_MAX)
             return f"nothing is known of any nsqd{f', and there is no answer yet of {asked}' if asked else ''}"
         if missing := [address for address in wanted if address not in up]:
-            return f"connecting to {_listed(missing)} takes long"
-        return f"{_listed(wanted)} had enough to do with earlier ones"
+            return f"connecting to {listed(missing, NAMED_MAX)} takes long"
+        return f"{listed(wanted, NAMED_MAX)} had enough to do with earlier ones"
 
     # --- what will never be ---
 
@@ -309,10 +310,3 @@ class RetryRules:
         self._writers.release(writer, stored_count, is_open or publish.is_out_of_sequence)
         publish.is_out_of_sequence = False
         return True
-
-
-def _listed(addresses: Iterable[str]) -> str:
-    """Name some addresses, and say how many more there are."""
-    known = [*addresses]
-    more = len(known) - NAMED_MAX
-    return ", ".join(known[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")

@@ -30,6 +30,11 @@ class WeakCall:
         self._function = method.__func__
         self._object = weakref.ref(method.__self__, gone)
 
+    @property
+    def target(self) -> Any:
+        """The object whose method it is; None when that is gone."""
+        return self._object()
+
     def __call__(self, *args: Any) -> bool:
         """Call it; False when its object is gone."""
         found = self._object()

@@ -221,3 +221,33 @@ def test_a_leader_that_was_found_wrong_is_believed_last(world):
         world.threads.work_all()
     assert [topology.leaders for topology in found] == [{0: "n1:4150"}, {0: "n2:4150"}]
     assert world.asked[-1].endswith("/lookup?topic=t&access=w&metainfo=true")
+
+
+def test_a_request_that_no_thread_can_be_started_for_is_a_failed_one(world, monkeypatch):
+    def refuse(job: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.threads, "run", refuse)
+        world.ask()
+        assert world.outcomes == [], "not before it has been asked"
+        world.pass_time(0)
+    (error,) = world.outcomes
+    assert "can't start new thread" in str(error)
+    assert world.lookup.unanswered == ()
+    world.answers = {A: listing("n"), B: listing("n")}
+    world.ask()
+    world.threads.work_all()
+    assert world.outcomes[1:] == [["n:4150"]]
+
+
+def test_an_interrupted_request_is_not_waited_for(world, monkeypatch):
+    def refuse(job: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(world.threads, "run", refuse)
+        world.ask()
+    assert world.lookup.unanswered == ()
+    world.pass_time(TIMEOUT_S + DEADLINE_SLACK_S)
+    assert len(world.outcomes) == 1

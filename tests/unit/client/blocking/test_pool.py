@@ -42,9 +42,9 @@ def test_the_line_used_last_is_taken_first(pool):
 def test_no_more_lines_than_allowed(pool):
     connections = connections_of(pool, 2)
     assert pool.may_open(4, now=0.0)
-    pool.opening_count = 2
+    pool.openings = dict.fromkeys([1, 2])
     assert not pool.may_open(4, now=0.0)
-    pool.opening_count = 1
+    del pool.openings[2]
     pool.lose(connections[0], now=5.0, chance=1.0)
     assert not pool.may_open(4, now=5.0), "not at once"
     assert pool.may_open(4, now=5.26)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -140,3 +141,40 @@ def test_a_mistake_of_ours_is_logged_and_tried_again(world, caplog):
     assert world.tries == [("bug:1", False)]
     world.pass_time(1)
     assert len(world.threads.jobs) == 1
+
+
+def test_an_attempt_that_no_thread_can_be_started_for_is_a_failed_one(world, monkeypatch):
+    run = world.threads.run
+    monkeypatch.setattr(world.threads, "run", refuse(RuntimeError("can't start new thread")))
+    world.reconnector.keep(["a:1"])
+    assert world.tries == [("a:1", False)]
+    monkeypatch.setattr(world.threads, "run", run)
+    world.pass_time(1)
+    world.threads.work_all()
+    assert world.joined == ["a:1"]
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_an_attempt_that_was_interrupted_is_made_again_and_counts_once(world, monkeypatch, is_begun):
+    run = world.threads.run
+    monkeypatch.setattr(world.threads, "run", refuse(KeyboardInterrupt(), run if is_begun else None))
+    with pytest.raises(KeyboardInterrupt):
+        world.reconnector.keep(["a:1"])
+    monkeypatch.setattr(world.threads, "run", run)
+    world.pass_time(1)
+    world.threads.work_all()
+    assert world.joined == ["a:1"]
+    assert world.dropped == ["a:1"] * is_begun
+    world.pass_time(1000)
+    assert world.threads.jobs == []
+
+
+def refuse(error: BaseException, run: Callable[[Callable[[], object]], None] | None = None):
+    """A pool's ``run`` that raises, perhaps with the job in hand."""
+
+    def refuse_it(job: Callable[[], object]) -> None:
+        if run is not None:
+            run(job)
+        raise error
+
+    return refuse_it

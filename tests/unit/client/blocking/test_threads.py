@@ -80,6 +80,71 @@ def test_a_pool_may_be_used_again_after_a_rest(request):
     assert thread_pool.THREAD_COUNT_MAX == 16
 
 
+class Refusing:
+    """Stands in for ``Thread.start``: raises so many times, before it starts the thread or behind that.
+
+    Attributes:
+        count: times that it will raise.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: BaseException, is_begun: bool = False) -> None:
+        self.count = 0
+        start = threading.Thread.start
+
+        def start_or_raise(thread: threading.Thread) -> None:
+            is_raised = self.count > 0
+            self.count -= is_raised
+            if is_begun or not is_raised:
+                start(thread)
+            if is_raised:
+                raise error
+
+        monkeypatch.setattr(threading.Thread, "start", start_or_raise)
+
+
+NO_THREAD = RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_begun"), [(NO_THREAD, False), (KeyboardInterrupt(), False), (KeyboardInterrupt(), True)]
+)
+def test_a_thread_that_could_not_be_started_is_not_counted(request, monkeypatch, error, is_begun):
+    threads = ThreadPool(request.node.name, size=1)
+    refusing = Refusing(monkeypatch, error, is_begun)
+    calls: list[str] = []
+    for _ in range(3):
+        refusing.count = 1
+        with pytest.raises(type(error)):
+            threads.run(lambda: calls.append("refused"))
+    done = threading.Event()
+    threads.run(done.set)
+    assert done.wait(PATIENCE_S)
+    for thread in threads_named(request.node.name):
+        thread.join(PATIENCE_S)
+    assert calls == [], "what was refused does not come later"
+
+
+def test_a_job_waits_for_a_thread_that_is_there_when_no_other_can_be_started(request, monkeypatch):
+    threads = ThreadPool(request.node.name, size=2)
+    gate, done = threading.Event(), threading.Event()
+    threads.run(lambda: gate.wait(PATIENCE_S))
+    Refusing(monkeypatch, NO_THREAD).count = 1
+    threads.run(done.set)
+    assert not done.is_set()
+    gate.set()
+    assert done.wait(PATIENCE_S)
+
+
+def test_a_ticker_whose_start_was_interrupted_does_not_tick(request, monkeypatch):
+    kept = Kept()
+    Refusing(monkeypatch, KeyboardInterrupt(), is_begun=True).count = 1
+    with pytest.raises(KeyboardInterrupt):
+        Ticker(kept.tick, 0.001, request.node.name)
+    for thread in threads_named(request.node.name):
+        thread.join(PATIENCE_S)
+    assert threads_named(request.node.name) == []
+
+
 class Kept:
     def __init__(self) -> None:
         self.ticks = threading.Semaphore(0)

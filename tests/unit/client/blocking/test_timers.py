@@ -74,3 +74,22 @@ def test_a_timer_that_is_set_again_and_again_leaves_nothing_behind(timers):
     for _ in range(10_000):
         timers.call_later(500.0, print).cancel()
     assert len(timers._heap) <= len(kept) + CANCELLED_COUNT_MAX + 1
+
+
+@pytest.mark.parametrize(("error", "count"), [(KeyboardInterrupt, 2), (ZeroDivisionError, 1)])
+def test_a_call_that_was_interrupted_is_made_again_and_one_that_failed_is_not(clock, timers, error, count):
+    calls: list[str] = []
+
+    def call() -> None:
+        calls.append("call")
+        if len(calls) == 1:
+            raise error
+
+    timers.call_later(1.0, call)
+    pass_time(clock, 1.0)
+    with pytest.raises(error):
+        timers.run_due()
+    timers.run_due()
+    timers.run_due()
+    assert len(calls) == count
+    assert timers.next_at() is None

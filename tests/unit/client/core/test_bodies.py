@@ -171,7 +171,11 @@ def test_a_function_reads_what_no_type_can():
         read(b"x")
 
 
-@pytest.mark.parametrize("raised", [Requeue(3), Discard("old"), MemoryError()], ids=repr)
+@pytest.mark.parametrize(
+    "raised",
+    [Requeue(3), Discard("old"), MemoryError(), ExceptionGroup("both", [Requeue(3), Discard("old")])],
+    ids=repr,
+)
 def test_a_function_may_say_what_to_do_with_the_message(raised: Exception):
     def decode(body: bytes) -> object:
         raise raised

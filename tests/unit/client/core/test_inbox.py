@@ -51,6 +51,26 @@ def test_messages_come_out_in_order():
     assert inbox.count == 0
 
 
+def test_nothing_comes_out_when_it_is_about_to_end():
+    inbox = inbox_of()
+    inbox.put(delivery(Place(), b"a", b"b", b"c"))
+    assert inbox.take(NOW) is not None
+    inbox.is_closing = True
+    assert inbox.take(NOW) is None and inbox.take_many(2, NOW) == [] and inbox.count == 2
+    (rest,) = inbox.remove()
+    assert [record[3] for record in rest.records] == [b"b", b"c"]
+
+
+async def test_who_waits_meanwhile_lets_the_loop_turn():
+    inbox = inbox_of()
+    inbox.put(delivery(Place(), b"a"))
+    inbox.is_closing = True
+    turned: list[int] = []
+    asyncio.get_running_loop().call_soon(turned.append, 1)
+    await wait(inbox)
+    assert turned
+
+
 def test_many_come_out_as_one_by_one():
     given_up: list[Message] = []
     expired: list[int] = []

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -11,13 +14,12 @@ from flintmq.client.core.message import (
     Discard,
     Message,
     Requeue,
-    ThreadMessage,
     are_bare,
     finish_all,
     mark_finished,
     settle,
 )
-from flintmq.errors import LocalProtocolError, OptionError, TouchFailed
+from flintmq.errors import BodyError, LocalProtocolError, OptionError, TouchFailed
 from flintmq.wire.extended import Extension
 
 
@@ -59,8 +61,9 @@ class Owner:
     now = 1000.0
     failures = 0
 
-    def __init__(self) -> None:
+    def __init__(self, is_elsewhere: bool = False) -> None:
         self.calls: list = []
+        self.is_elsewhere = is_elsewhere
 
     def time(self):
         return self.now
@@ -72,7 +75,10 @@ class Owner:
         self.failures += 1
 
     def call_in_loop(self, function):
-        self.calls.append(function)
+        if self.is_elsewhere:
+            self.calls.append(function)
+        else:
+            function()
 
 
 @pytest.fixture
@@ -90,11 +96,24 @@ def message(link, owner):
     return Message(Delivery(link, owner, owner.now, ()), (123, 2, b"0123456789abcdef", b"body"))
 
 
+@pytest.fixture
+def elsewhere(link):
+    """A message in a thread that its consumer does not belong to."""
+    owner: Any = Owner(is_elsewhere=True)
+    return Message(Delivery(link, owner, owner.now, ()), (1, 1, b"i" * 16, b"x"))
+
+
 def test_what_it_carries(message):
     assert (message.timestamp_ns, message.attempts, message.id) == (123, 2, b"0123456789abcdef")
     assert (message.body, message.nsqd) == (b"body", "nsqd:4150")
     assert "attempts=2" in repr(message)
     assert "open" in repr(message)
+
+
+@pytest.mark.parametrize("handed", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_it_is_of_one_process(message, handed):
+    with pytest.raises(TypeError, match=r"a Message cannot be pickled or copied: it is answered here.*its body"):
+        handed(message)
 
 
 def test_finish(message, link):
@@ -234,6 +253,66 @@ async def test_wishes_of_subclasses_that_say_nothing(link, owner):
     assert owner.failures == 0
 
 
+class Never(Requeue):
+    delay = -1
+
+    def __init__(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("errors", "expected"),
+    [
+        ([Discard("old")], "FIN"),
+        ([Discard("old"), ExceptionGroup("inner", [Discard("older")])], "FIN"),
+        ([Requeue(5)], ("REQ", 5000)),
+        ([Requeue()], ("REQ", 180_000)),
+        ([Requeue(5), Requeue(), ExceptionGroup("inner", [Requeue(timedelta(seconds=7)), Requeue(6)])], ("REQ", 7000)),
+        ([Discard("old"), Requeue(0)], ("REQ", 0)),
+        ([Discard("old"), Requeue()], ("REQ", 180_000)),
+    ],
+)
+async def test_a_group_of_nothing_but_wishes_is_one_of_them(link, owner, message, caplog, errors, expected):
+    async with message:
+        raise ExceptionGroup("of a TaskGroup", errors)
+    assert link.sent == [expected]
+    assert owner.failures == 0
+    assert "failed" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "errors",
+    [
+        [Discard("old"), ValueError("no such customer")],
+        [Requeue(5), ExceptionGroup("inner", [Discard("old"), ValueError("no such customer")])],
+        [ExceptionGroup("inner", [BodyError("JSON", "no such customer")])],
+        [Requeue(5), Never()],
+    ],
+)
+async def test_a_group_with_anything_else_in_it_is_a_failure(link, owner, message, caplog, errors):
+    async with message:
+        raise ExceptionGroup("of a TaskGroup", errors)
+    assert link.sent == [("REQ", 180_000)]
+    assert owner.failures == 1
+    assert "no such customer" in caplog.text or "delay=-1 is not allowed" in caplog.text
+
+
+async def test_a_group_that_is_nested_deeply_is_understood(link, message):
+    wish: Exception = Discard("old")
+    for _ in range(3000):
+        wish = ExceptionGroup("inner", [wish])
+    settle(message, wish)
+    assert link.sent == ["FIN"]
+
+
+async def test_what_ends_the_worker_is_obeyed_in_a_group_too(link, owner, message):
+    with pytest.raises(BaseExceptionGroup):
+        async with message:
+            raise BaseExceptionGroup("of a TaskGroup", [Discard("old"), KeyboardInterrupt()])
+    assert link.sent == [("REQ", 0)]
+    assert owner.failures == 0
+
+
 async def test_what_is_no_exception_requeues_at_once_and_goes_its_way(message, link, owner):
     with pytest.raises(KeyboardInterrupt):
         async with message:
@@ -262,51 +341,56 @@ def test_mark_finished(message, link):
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
-        (lambda message: message.finish(), "FIN"),
         (lambda message: message.requeue(2), ("REQ", 2000)),
         (lambda message: message.touch(), "TOUCH"),
     ],
 )
-def test_calls_of_a_thread_travel_to_the_loop(link, owner, call, expected):
-    message = ThreadMessage(Delivery(link, owner, owner.now, ()), (1, 1, b"i" * 16, b"x"))
-    call(message)
+def test_calls_in_another_thread_travel_to_the_loop(link, elsewhere, call, expected):
+    call(elsewhere)
     assert link.sent == []
-    (function,) = owner.calls
+    (function,) = elsewhere._delivery.owner.calls
     function()
     assert link.sent == [expected]
 
 
+@pytest.mark.parametrize("finish", [Message.finish, lambda message: settle(message, None)])
+def test_a_fin_is_gathered_in_any_thread(link, elsewhere, finish):
+    finish(elsewhere)
+    assert link.sent == ["FIN"] and elsewhere._delivery.owner.calls == []
+
+
+def test_a_failure_in_another_thread_is_counted_in_the_loop(link, elsewhere):
+    owner = elsewhere._delivery.owner
+    with elsewhere:
+        raise ValueError
+    assert elsewhere.is_answered and (link.sent, owner.failures) == ([], 0)
+    for call in owner.calls:
+        call()
+    assert (link.sent, owner.failures) == ([("REQ", 90_000)], 1)
+
+
 @pytest.mark.parametrize("first", ["finish", "requeue"])
 @pytest.mark.parametrize("second", ["finish", "requeue", "touch"])
-def test_a_second_answer_is_a_mistake_in_a_thread_too(link, owner, first, second):
-    message = ThreadMessage(Delivery(link, owner, owner.now, ()), (1, 1, b"i" * 16, b"x"))
-    getattr(message, first)()
-    assert message.is_answered
+def test_a_second_answer_is_a_mistake_in_a_thread_too(link, elsewhere, first, second):
+    getattr(elsewhere, first)()
+    assert elsewhere.is_answered
     with pytest.raises(LocalProtocolError, match=f"{first}e?d already"):
-        getattr(message, second)()
-    assert len(owner.calls) == 1
+        getattr(elsewhere, second)()
+    assert len(link.sent + elsewhere._delivery.owner.calls) == 1
 
 
-def test_a_touch_that_comes_to_the_loop_behind_the_answer_is_not_sent(link, owner):
-    message = ThreadMessage(Delivery(link, owner, owner.now, ()), (1, 1, b"i" * 16, b"x"))
-    message.touch()
-    message.finish()
-    for call in owner.calls:
+def test_a_touch_that_comes_to_the_loop_behind_the_answer_is_not_sent(link, elsewhere):
+    elsewhere.touch()
+    elsewhere.finish()
+    for call in elsewhere._delivery.owner.calls:
         call()
     assert link.sent == ["FIN"]
 
 
-def test_a_bad_delay_is_told_in_the_thread(link, owner):
-    message = ThreadMessage(Delivery(link, owner, owner.now, ()), (1, 1, b"i" * 16, b"x"))
+def test_a_bad_delay_is_told_in_the_thread(link, elsewhere):
     with pytest.raises(OptionError):
-        message.requeue("soon")  # type: ignore[arg-type]
-    assert owner.calls == []
-
-
-def test_settling_a_thread_message_needs_no_further_turn(link, owner):
-    message = ThreadMessage(Delivery(link, owner, owner.now, ()), (1, 1, b"i" * 16, b"x"))
-    settle(message, None)
-    assert link.sent == ["FIN"]
+        elsewhere.requeue("soon")
+    assert elsewhere._delivery.owner.calls == []
 
 
 def test_several_are_finished_at_once_and_none_twice(link):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flintmq.client.core.rdy import SETTLE_S, RdyPolicy, Share
+from flintmq.client.core.rdy import PROMPT_S, SETTLE_S, RdyPolicy, Share
 
 NOW = 100.0
 
@@ -198,6 +198,23 @@ def test_answers_on_their_way_do_not_starve():
     share = Share("n", rdy_count=10, in_flight=10)
     assert share.is_starved()
     assert not share.is_starved(unsent_answers=10)
+
+
+def test_more_is_expected_of_an_nsqd_that_could_not_deliver_before_and_as_long_as_it_does():
+    share = Share("n")
+    share.sent(10, NOW)
+    assert share.prompt_until == NOW + PROMPT_S
+    share.received(4, NOW + 10)
+    assert share.prompt_until == NOW + PROMPT_S, "it had nothing"
+    share.settled(4, NOW + 11)
+    assert share.prompt_until == NOW + PROMPT_S, "it could deliver all the time"
+    share.received(10, NOW + 12)
+    assert share.is_full() and not share.is_full(unsent_answers=1)
+    share.settled(10, NOW + 13)
+    assert share.prompt_until == NOW + 13 + PROMPT_S
+    later = NOW + 13 + PROMPT_S / 2
+    share.received(3, later)
+    assert share.prompt_until == later + PROMPT_S
 
 
 # --- invariants ---
