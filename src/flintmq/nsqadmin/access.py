@@ -13,7 +13,8 @@ Rules of this file:
 
 - Passwords are compared by scrypt in a thread, two at a time; tokens by their hashes, in constant time, with every
   user's. Whoever guesses is slowed down by address, with passwords as with tokens. An unknown name costs as much as a
-  wrong password.
+  wrong password. Of a visitor behind a proxy that ``--acl-from-cidr`` names the address is what that proxy has put last
+  into ``X-Forwarded-For``; nobody else is believed about theirs, because a guesser would be a new one each time.
 - A session is a random cookie, of which only the hash is kept; it ends with its lifetime, with the user, and with
   nsqadmin. There is a bound on them, the oldest goes.
 - What a page has to send back with a change (``csrf``) belongs to the visitor and looks different on each page, so that
@@ -36,13 +37,16 @@ import re
 import tomllib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from ipaddress import ip_address
 from typing import Any, Literal
 
 import msgspec
 
 from flintmq.env import Env
 from flintmq.errors import FlintError
+from flintmq.file_stamp import file_stamp
+from flintmq.net.address import split_address
 from flintmq.net.http_auth import FAILURE_INTERVAL_S, Failures, failure_address
 from flintmq.net.networks import Networks
 from flintmq.nsqadmin.errors import Refused
@@ -58,6 +62,7 @@ PASSWORD_SIZE_MAX = 1024
 TOKEN_SIZE_MIN, TOKEN_SIZE_MAX = 16, 512
 COOKIE = "flintmq_session"
 _WATCH_S = 1.0
+_ADDRESS_SIZE_MAX = 64
 _NS_PER_S = 1e9
 _MASK_SIZE = 16
 _SCRYPT = re.compile(r"scrypt\$(\d{1,7})\$(\d{1,3})\$(\d{1,3})\$([A-Za-z0-9+/=]{16,88})\$([A-Za-z0-9+/=]{24,172})")
@@ -99,6 +104,11 @@ class Visitor:
         csrf: what forms have to send back.
         address: ``ip:port`` of the connection.
         sees_bodies: whether bodies of messages are shown.
+        is_known: whether it is certain who it is: by session, token, or a header that counts; False: a name, if there
+            is one, is what somebody says.
+        forwarded_for: address of the visitor, where the connection is that of a proxy that is believed; empty: it is
+            not, or does not say.
+        is_believed: False: the name is what a header says, and no option says whom to believe that of.
         basic_user: user of ``Authorization: Basic``, which nobody has checked; for notifications, as NSQ has it.
         user_agent, url: of the request, for notifications.
     """
@@ -109,9 +119,17 @@ class Visitor:
     csrf: str
     address: str
     sees_bodies: bool
+    is_known: bool = True
+    forwarded_for: str = ""
+    is_believed: bool = True
     basic_user: str = ""
     user_agent: str = ""
     url: str = ""
+
+    @property
+    def source(self) -> str:
+        """Address by which refusals are counted: that of the visitor as far as we know, else of the connection."""
+        return self.forwarded_for or self.address
 
     def may(self, role: str) -> bool:
         """Whether the role includes another one."""
@@ -203,7 +221,7 @@ class Access:
         self._make_secret = make_secret
         self._key = make_secret(32)
         self._proxies = Networks(options.acl_from_cidr)
-        self._stamp = _stamp_of(options.users_file)
+        self._stamp = file_stamp(options.users_file)
         self._users = _read_users(options.users_file)
         self._looked_ns = env.clock.monotonic_ns()
         self._sessions: OrderedDict[bytes, _Session] = OrderedDict()
@@ -221,12 +239,40 @@ class Access:
         """Whether there is somebody who can log in."""
         return any(entry.password for entry in self._users.by_name.values())
 
-    async def visitor_of(self, headers: Mapping[str, str], cookies: Mapping[str, str], address: str) -> Visitor:
+    def forwarded_for(self, said: str, address: str) -> str:
+        """Return the address of a visitor as the proxy has it that ``--acl-from-cidr`` names.
+
+        Args:
+            said: the last header ``X-Forwarded-For`` of a request; only its last entry is the proxy's own.
+            address: ``ip:port`` of the connection.
+
+        Returns:
+            An IP address; empty: no such proxy is connected, or what it says is none.
+        """
+        if not self._options.acl_from_cidr or not self._proxies.allows(address):
+            return ""
+        last = said.rpartition(",")[2].strip()
+        if len(last) > _ADDRESS_SIZE_MAX:
+            return ""
+        host = (split_address(last) or (last.removeprefix("[").removesuffix("]"), 0))[0]
+        try:
+            return "" if "%" in host else str(ip_address(host))
+        except ValueError:
+            return ""
+
+    def stranger(self, address: str, forwarded_for: str = "") -> Visitor:
+        """Return the sender of a request that was refused before it was clear whose it is."""
+        return Visitor("", "none", "open", "", address, sees_bodies=False, is_known=False, forwarded_for=forwarded_for)
+
+    async def visitor_of(
+        self, headers: Mapping[str, str], cookies: Mapping[str, str], address: str, forwarded_for: str = ""
+    ) -> Visitor:
         """Return who sends a request.
 
         Args:
             headers: by names in lower case.
             address: ``ip:port`` of the connection.
+            forwarded_for: see :meth:`forwarded_for`.
 
         Raises:
             Refused: 401 for a token that nobody has, 429 for too many of them.
@@ -234,7 +280,13 @@ class Access:
         await self._look_at_file()
         scheme, _, token = headers.get("authorization", "").strip().partition(" ")
         if scheme.lower() == "bearer" and self._options.users_file:
-            return self._by_token(token.strip(), address)
+            return replace(
+                self._by_token(token.strip(), address, forwarded_for or address), forwarded_for=forwarded_for
+            )
+        visitor = self._without_token(headers, cookies, address)
+        return replace(visitor, forwarded_for=forwarded_for)
+
+    def _without_token(self, headers: Mapping[str, str], cookies: Mapping[str, str], address: str) -> Visitor:
         session = self._session_of(cookies.get(COOKIE, ""))
         if session is not None:
             entry = self._users.by_name.get(session.name)
@@ -248,16 +300,20 @@ class Access:
             if name in self._options.admin_user:
                 return self._visitor(name, "admin", "header", address)
             shown = name[:NAME_SIZE_MAX] if name.isprintable() else ""
-            return self._visitor(shown, self._options.role_of_others, "header", address)
-        return self._visitor("", self._options.role_of_others, "open", address)
+            visitor = self._visitor(shown, self._options.role_of_others, "header", address, is_known=False)
+            options = self._options
+            return replace(visitor, is_believed=bool(options.users_file or options.admin_user or options.acl_from_cidr))
+        return self._visitor("", self._options.role_of_others, "open", address, is_known=False)
 
-    def _visitor(self, name: str, role: str, how: How, address: str, session: str = "") -> Visitor:
+    def _visitor(
+        self, name: str, role: str, how: How, address: str, session: str = "", *, is_known: bool = True
+    ) -> Visitor:
         sees = ROLES.index(role) >= ROLES.index(self._options.bodies_role)
-        return Visitor(name, role, how, self._masked(self._csrf(name, how, session)), address, sees)
+        return Visitor(name, role, how, self._masked(self._csrf(name, how, session)), address, sees, is_known)
 
-    def _by_token(self, token: str, address: str) -> Visitor:
+    def _by_token(self, token: str, address: str, source: str) -> Visitor:
         digest = hashlib.sha256(token.encode("latin-1", "replace")).digest()
-        host, now_ns = failure_address(address), self._env.clock.monotonic_ns()
+        host, now_ns = failure_address(source), self._env.clock.monotonic_ns()
         if not self._failures.may_try(host, digest, now_ns):
             raise Refused(429, f"too many unknown tokens from here; one more try in {FAILURE_INTERVAL_S:g} s")
         entry = self._users.of_digest(digest)
@@ -271,6 +327,9 @@ class Access:
 
     async def log_in(self, name: str, password: str, address: str) -> str:
         """Return the cookie of a new session.
+
+        Args:
+            address: by which failures are counted, see :attr:`Visitor.source`.
 
         Raises:
             Refused: 401 for a wrong name or password, 429 for too many of them.
@@ -344,7 +403,7 @@ class Access:
         if not path or now_ns - self._looked_ns < _WATCH_S * _NS_PER_S:
             return
         self._looked_ns = now_ns
-        stamp = await self._env.run_blocking(_stamp_of, path)
+        stamp = await self._env.run_blocking(file_stamp, path)
         if stamp == self._stamp:
             return
         self._stamp = stamp
@@ -423,16 +482,6 @@ def _entry_of(raw: dict[str, Any], number: int) -> _Entry:
 
 def _shown(text: str) -> str:
     return repr(text[:NAME_SIZE_MAX])
-
-
-def _stamp_of(path: str) -> tuple[int, int, int] | None:
-    if not path:
-        return None
-    try:
-        state = os.stat(path)
-    except OSError:
-        return None
-    return state.st_mtime_ns, state.st_size, state.st_ino
 
 
 def _read_users(path: str) -> Users:

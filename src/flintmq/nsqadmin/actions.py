@@ -681,7 +681,7 @@ class Actions:
                 channel=channel,
                 node=node,
                 timestamp=self._env.clock.wall_ns() // SECOND,
-                user=visitor.basic_user or visitor.name,
+                user=visitor.basic_user or (visitor.name if visitor.is_believed else ""),
                 remote_ip=visitor.address,
                 user_agent=visitor.user_agent,
                 url=visitor.url,

@@ -10,6 +10,7 @@ Source: nsqadmin of NSQ 1.3 (``/api``); NSQ's options.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
@@ -37,6 +38,8 @@ from flintmq.options import SECOND, rows
 CHANNELS_ASKED_MAX = 1000
 _LOOKUPDS = "nsqlookupd_http_addresses"
 _LOG_LEVEL = "log_level"
+_OBJECT = msgspec.json.Decoder(dict[str, Any] | None)
+_VALUES = json.JSONDecoder()
 _log = logging.getLogger(__name__)
 
 
@@ -268,16 +271,23 @@ class Api:
         return await picture(self._upstream, self._admin.options, request.url.query)
 
     async def _config(self, request: Request) -> Response:
-        visitor = request.state.visitor
+        visitor, name = request.state.visitor, request.path_params["name"]
+        is_change = request.method == "PUT"
         if not self._config_networks.allows(visitor.address):
             _log.warning("%s may not use /config, see --allow-config-from-cidr", visitor.address)
+            if is_change:
+                why = "--allow-config-from-cidr does not name this address"
+                self._admin.audit.note(visitor, "set_config", name, "refused", [why])
             raise Refused(403, "FORBIDDEN")
-        name = request.path_params["name"]
-        if request.method == "PUT":
+        if is_change:
             if self._admin.options.users_file:
                 self._require(request, "admin", "set_config", name)
-            self._set_option(name, request.state.body)
-            self._admin.audit.note(visitor, "set_config", name, "done")
+            try:
+                value = self._set_option(name, request.state.body)
+            except Refused as refused:  # without the value: nobody knows what it is
+                self._admin.audit.note(visitor, "set_config", name, "refused", [refused.text])
+                raise
+            self._admin.audit.note(visitor, "set_config", f"{name}={value}", "done")
         row = self._rows.get(name)
         if row is None:
             raise Refused(400, "INVALID_OPTION")
@@ -290,7 +300,8 @@ class Api:
             return PlainTextResponse(value, headers={"X-NSQ-Content-Type": "nsq; version=1.0"})
         return api_response(list(value) if isinstance(value, tuple) else value)
 
-    def _set_option(self, name: str, body: bytes) -> None:
+    def _set_option(self, name: str, body: bytes) -> str:
+        """Set an option; return its value as it is said on a command line."""
         if not body:
             raise Refused(413, "INVALID_VALUE")
         options = self._admin.options
@@ -302,12 +313,13 @@ class Api:
                 self._admin.options = options.replace(lookupd_http_address=addresses)
                 self._gather.snapshots.lookupds = addresses
                 self._gather.snapshots.forget()
-            elif name == _LOG_LEVEL:
+                return ",".join(addresses)
+            if name == _LOG_LEVEL:
                 word = body.decode().lower()
                 self._admin.options = options.replace(log_level=word)
                 set_log_level(word)
-            else:
-                raise Refused(400, "INVALID_OPTION")
+                return word
+            raise Refused(400, "INVALID_OPTION")
         except (OptionError, *UNREADABLE_JSON):
             raise Refused(400, "INVALID_VALUE") from None
 
@@ -333,10 +345,27 @@ def _require_some(is_some: bool, missing: Iterable[Missing]) -> None:
 
 
 def _json(request: Request, word: str) -> dict[str, Any]:
+    """Return the fields of a body as NSQ's reads it: what stands behind its first value is ignored, null has none."""
+    body: bytes = request.state.body
     try:
-        return msgspec.json.decode(request.state.body, type=dict[str, Any])
+        return _OBJECT.decode(body) or {}
+    except UNREADABLE_JSON:
+        pass
+    try:
+        return _OBJECT.decode(_first_value(body)) or {}
     except UNREADABLE_JSON:
         raise Refused(400, word) from None
+
+
+def _first_value(body: bytes) -> bytes:
+    """Return the beginning of a body that is one value of JSON, as far as Python's looser reader can tell.
+
+    Raises:
+        ValueError, RecursionError: there is none.
+    """
+    text = body.decode("latin-1").lstrip(" \t\r\n")  # a character is a byte, whatever the encoding is
+    _, end = _VALUES.raw_decode(text)
+    return text[:end].encode("latin-1")
 
 
 def _action_of(request: Request) -> str:
@@ -349,8 +378,10 @@ def _action_of(request: Request) -> str:
 
 
 def _text(body: dict[str, Any], name: str) -> str:
-    """Return a field, in whatever case its name is written: so NSQ's reads JSON."""
-    value = body[name] if name in body else next((body[each] for each in body if each.lower() == name), "")
+    """Return a field, in whatever case its name is written, empty where it is null: so NSQ's reads JSON."""
+    value = body.get(name)
+    if value is None:
+        value = next((body[each] for each in body if each.lower() == name and body[each] is not None), "")
     if not isinstance(value, str):
         raise Refused(400, f"INVALID_BODY: {name} must be text")
     return value

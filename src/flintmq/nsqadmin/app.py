@@ -6,6 +6,8 @@ pages are in :mod:`flintmq.nsqadmin.pages`, the JSON APIs in ``api`` and ``expor
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -13,7 +15,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from flintmq.net.origin import Origins
-from flintmq.nsqadmin.access import COOKIE
+from flintmq.nsqadmin.access import COOKIE, NAME_SIZE_MAX
 from flintmq.nsqadmin.admin import Admin
 from flintmq.nsqadmin.api import Api
 from flintmq.nsqadmin.errors import Refused
@@ -47,11 +49,12 @@ class _LogIn:
         form, visitor = request.state.form, request.state.visitor
         name, wanted = form.get("name", "")[:200], form.get("next", "/")
         try:
-            cookie = await self._admin.access.log_in(name, form.get("password", ""), visitor.address)
+            cookie = await self._admin.access.log_in(name, form.get("password", ""), visitor.source)
         except Refused as refused:
-            self._admin.audit.note(visitor, "log_in_failed", name, "refused", [refused.text], who=name)
+            shown = name[:NAME_SIZE_MAX]
+            self._admin.audit.note(visitor, "log_in_failed", shown, "refused", [refused.text], who=shown)
             return self._page(request, wanted, refused.text, refused.status)
-        self._admin.audit.note(visitor, "log_in", name, "done", who=name)
+        self._admin.audit.note(replace(visitor, is_known=True), "log_in", name, "done", who=name)
         response = RedirectResponse(self._admin.options.base + _local(wanted), 303)
         response.set_cookie(
             COOKIE,

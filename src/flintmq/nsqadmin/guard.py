@@ -6,7 +6,8 @@ that keep browsers from running, framing or guessing anything.
 
 Rules of this file: a change cannot be forgotten, because every method but GET, HEAD and OPTIONS is one. Scripts that
 use the JSON API without a session need no ``csrf``: no browser sends a token or a proxy's header of its own accord for
-another page, and Origin is checked all the same. An error that nobody thought of is logged once and answered with 500.
+another page, and Origin is checked all the same. A change that is refused here is in the audit log as those are that
+are refused later; nobody who only looks is. An error that nobody thought of is logged once and answered with 500.
 
 Source: the Fetch standard, W3C Fetch Metadata, Content Security Policy 3; NSQ's HTTP API (statuses).
 """
@@ -41,6 +42,7 @@ FIELD_COUNT_MAX = 200
 BODY_S_MAX = 10.0
 TEXT_MAX = 500
 CSRF_HEADER = "x-csrf-token"
+_METHOD_SIZE_MAX = 16
 _LOOKING = ("GET", "HEAD", "OPTIONS")
 _PATH_SAFE = "/:@!$&'()*+,;=~"
 _FOR_ALL = ("/ping", "/login")
@@ -144,7 +146,27 @@ class Guard:
         path = scope["path"]
         if self._base and path != self._base and not path.startswith(f"{self._base}/"):
             raise Refused(404, "NOT_FOUND")
-        route = path[len(self._base) :] or "/"
+        client = scope.get("client") or ("", 0)
+        address = format_address(client[0], client[1])
+        said = request.headers.getlist("x-forwarded-for")  # where a proxy adds one of its own, it is the last
+        forwarded_for = self._admin.access.forwarded_for(said[-1] if said else "", address)
+        try:
+            return await self._judge(request, path[len(self._base) :] or "/", address, forwarded_for)
+        except Refused as refused:
+            if scope["method"] not in _LOOKING:
+                is_judged = hasattr(request.state, "visitor")
+                visitor = request.state.visitor if is_judged else self._admin.access.stranger(address, forwarded_for)
+                subject = f"{scope['method'][:_METHOD_SIZE_MAX]} {_shown_path(scope)}"
+                self._admin.audit.note(visitor, "change", subject, "refused", [refused.text], who=visitor.basic_user)
+            raise
+
+    async def _judge(self, request: Request, route: str, address: str, forwarded_for: str) -> Response | None:
+        """Return the answer to a request below the base path that goes no further; find out whose it is.
+
+        Raises:
+            Refused: it may not be made.
+        """
+        scope = request.scope
         headers = {name: value for name, value in reversed(scope["headers"])}  # noqa: C416 - the first of a name wins
         verdict = self._origins.judge(
             scope["method"].encode(), route.encode(), headers, is_loopback_address(scope.get("server"))
@@ -158,8 +180,7 @@ class Guard:
         if verdict.is_preflight:
             return Response(status_code=204)
         named = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
-        client = scope.get("client") or ("", 0)
-        visitor = await self._admin.access.visitor_of(named, request.cookies, format_address(client[0], client[1]))
+        visitor = await self._admin.access.visitor_of(named, request.cookies, address, forwarded_for)
         request.state.visitor = visitor = replace(
             visitor,
             basic_user=basic_user(named.get("authorization", "")),

@@ -26,7 +26,8 @@ class Notification(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     Attributes:
         timestamp: seconds since 1970.
-        user: of ``Authorization: Basic``, or as the visitor is known.
+        user: of ``Authorization: Basic``, or as the visitor is known; empty where that is what anybody can put into
+            a header.
         remote_ip: ``ip:port`` of the connection.
         via: name of the host that nsqadmin runs on.
     """

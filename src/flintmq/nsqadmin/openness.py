@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+from flintmq.names import listed
 from flintmq.net.tasks import kept_up
 from flintmq.nsqadmin.snapshots import Snapshots
 from flintmq.nsqadmin.upstream import Upstream
@@ -38,9 +39,8 @@ class Openness:
         if not self._open:
             return ""
         names = [f"{daemon} {address}" for address, daemon in sorted(self._open.items())]
-        more = f" and {len(names) - _SHOWN_MAX} more" if len(names) > _SHOWN_MAX else ""
         return (
-            f"Whoever reaches {', '.join(names[:_SHOWN_MAX])}{more} over HTTP may change everything there, whatever "
+            f"Whoever reaches {listed(names, _SHOWN_MAX)} over HTTP may change everything there, whatever "
             "nsqadmin allows: --http-auth-tokens-file of FlintMQ's daemons, or a firewall."
         )
 

@@ -177,7 +177,8 @@ class NsqadminOptions(Options):
     acl_from_cidr: tuple[str, ...] = option(
         Items(Text("CIDR")),
         (),
-        "networks of the proxies whose header counts",
+        "networks of the proxies whose header counts; if given, the last entry of their X-Forwarded-For is the address "
+        "by which whoever guesses is slowed down",
         group=_VISITORS,
         origin="flintmq",
         default_text="all, as with NSQ: then whoever reaches nsqadmin past the proxy is who he says",
@@ -213,7 +214,7 @@ class NsqadminOptions(Options):
     audit_log: str = option(
         Text("FILE"),
         "",
-        "file to append every change to, and every log-in, one JSON object a line",
+        "file to append every change, log-in and refusal to, one JSON object a line",
         group=_VISITORS,
         origin="flintmq",
         default_text="only the log",

@@ -795,10 +795,16 @@ class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         who, role, how: of the visitor; ``address`` is that of the connection.
-        action: as in notifications, such as ``delete_topic``; also ``log_in``, ``log_in_failed``, ``log_out``.
-        subject: what it was about: topic, ``topic/channel``, or node.
+        action: as in notifications, such as ``delete_topic``; also ``log_in``, ``log_in_failed``, ``log_out``,
+            ``set_config``, and ``change`` for a request that was refused before it was read what it is to change.
+            ``more_refusals`` stands for those of strangers that have no row of their own.
+        subject: what it was about: topic, ``topic/channel``, node, ``option=value``; method and path of a ``change``;
+            how many ``more_refusals`` there were.
         outcome: ``done``, ``partly``, ``failed`` or ``refused``.
         failures: who did not do it, or could not be asked, and why.
+        is_known: whether it is certain who it was; False: ``who`` is what somebody said.
+        forwarded_for: address of the visitor, where the connection was that of a proxy that is believed; empty: it was
+            not.
     """
 
     at_s: float
@@ -810,10 +816,15 @@ class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
     subject: str
     outcome: str
     failures: list[str] = []
+    is_known: bool = True
+    forwarded_for: str = ""
 
 
 class AuditView(View, frozen=True, kw_only=True):
-    """The latest changes, the newest first; ``path`` is the file that has all of them, empty: none."""
+    """The latest changes, the newest first; ``path`` is the file that has all of them, empty: none.
+
+    As many changes as were asked for, and refusals of strangers besides, which displace none.
+    """
 
     rows: list[AuditRow]
     path: str

@@ -123,6 +123,62 @@ async def test_whoever_guesses_passwords_is_slowed_down(tmp_path: Path):
     assert refused.value.status == 429
 
 
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ("203.0.113.7", "203.0.113.7"),
+        ("198.51.100.1, 203.0.113.7", "203.0.113.7"),  # the entries before the last are the visitor's own words
+        ("198.51.100.1,203.0.113.7:4711", "203.0.113.7"),
+        ("2001:db8::1", "2001:db8::1"),
+        ("unknown, [2001:DB8::1]", "2001:db8::1"),
+        ("[2001:db8::1]:443", "2001:db8::1"),
+        ("203.0.113.7,", ""),
+        ("203.0.113.7, unknown", ""),
+        ("203.0.113", ""),
+        ("fe80::1%eth0", ""),
+        ("", ""),
+        ("1:" + "9" * 5000, ""),
+        ("203.0.113.7\x00", ""),
+    ],
+)
+def test_the_address_of_a_visitor_is_what_the_proxy_has_put_last(said: str, found: str):
+    access = access_with(acl_from_cidr=("10.0.0.0/24",))
+    assert access.forwarded_for(said, PEER) == found
+    assert access.forwarded_for(said, "10.0.1.9:5000") == ""
+    assert access_with().forwarded_for(said, PEER) == "", "no proxy is named"
+
+
+async def test_a_guesser_behind_a_proxy_slows_down_nobody_else_behind_it(tmp_path: Path):
+    path = users_file(tmp_path, {"name": "script", "role": "admin", "token": TOKEN})
+    access = access_with(users_file=path, acl_from_cidr=("10.0.0.0/24",))
+    guesser, other = "203.0.113.7", "203.0.113.8"
+    for number in range(FAILURE_COUNT_MAX):
+        with pytest.raises(Refused):
+            await access.visitor_of({"authorization": f"Bearer guess-{number}-guess-guess"}, {}, PEER, guesser)
+    bearer = {"authorization": f"Bearer {TOKEN}"}
+    with pytest.raises(Refused) as refused:
+        await access.visitor_of(bearer, {}, PEER, guesser)
+    assert refused.value.status == 429
+    visitor = await access.visitor_of(bearer, {}, PEER, other)
+    assert (visitor.name, visitor.address, visitor.forwarded_for, visitor.source) == ("script", PEER, other, other)
+
+
+async def test_whoever_is_only_said_to_be_somebody_is_not_known(tmp_path: Path):
+    users: list[dict[str, object]] = [
+        {"name": name, "role": "read", "token": TOKEN + name, "header": name == "ann"} for name in ("ann", "bob")
+    ]
+    access = access_with(users_file=users_file(tmp_path, *users), default_role="read", admin_user=("eve",))
+    for headers, is_known in (
+        ({}, False),
+        ({"x-forwarded-user": "mallory"}, False),
+        ({"x-forwarded-user": "bob"}, False),
+        ({"x-forwarded-user": "ann"}, True),
+        ({"x-forwarded-user": "eve"}, True),
+        ({"authorization": f"Bearer {TOKEN}bob"}, True),
+    ):
+        assert (await visit(access, headers)).is_known is is_known, headers
+
+
 async def test_what_a_form_sends_back_is_of_this_visitor_and_never_the_same_twice(tmp_path: Path):
     path = users_file(
         tmp_path,
