@@ -33,7 +33,8 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 EXIT_NOBODY_READS = 128 + signal.SIGPIPE  # what a shell says of others that this ends
 _OF_OUTPUT = (errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC)
-_TYPED = ("flag", "command line", "argument")  # sources of an option; others are a file or the environment
+# sources of an option, of which a job's flags hand on those of Spark's format; others are a file or the environment
+_TYPED = ("flag", "command line", "argument", "option of format nsq", "sink nsq")
 
 Table = TypeVar("Table", bound=Options)
 

@@ -19,7 +19,7 @@ do). Assertions are for our own mistakes, exceptions for the world's. Nothing he
     │   └── NoNsqd(topic)
     ├── StorageError
     │   ├── CorruptRecord(path, position, reason)
-    │   ├── DiskFull(path, free_bytes, needed_bytes)
+    │   ├── DiskFull(path, free_bytes, needed_bytes, size_bytes)
     │   ├── FileSizeLimit(path)
     │   ├── WriteFailed(path, reason)
     │   │   └── PartitionFailed                       the partition is read-only from here on
@@ -199,18 +199,27 @@ class CorruptRecord(StorageError):
 
 
 class DiskFull(StorageError):
-    """There is no room to accept a publish; consuming goes on."""
+    """There is no room to accept a publish; consuming goes on.
 
-    def __init__(self, path: str, free_bytes: int, needed_bytes: int) -> None:
-        super().__init__(path, free_bytes, needed_bytes)
+    Args:
+        path: the file that it was to go to.
+        free_bytes: that the disk has.
+        needed_bytes: that are always kept free.
+        size_bytes: of what was to be stored, beyond these; 0 where that is not known.
+    """
+
+    def __init__(self, path: str, free_bytes: int, needed_bytes: int, size_bytes: int = 0) -> None:
+        super().__init__(path, free_bytes, needed_bytes, size_bytes)
         self.path = path
         self.free_bytes = free_bytes
         self.needed_bytes = needed_bytes
+        self.size_bytes = size_bytes
 
     def __str__(self) -> str:
+        more = f", {self.size_bytes} more were to be stored" if self.size_bytes else ""
         return (
-            f"disk full: {self.path} has {self.free_bytes} bytes free and {self.needed_bytes} are kept in reserve; "
-            "free space and publishing goes on by itself"
+            f"disk full: {self.path} has {self.free_bytes} bytes free and {self.needed_bytes} are kept in reserve"
+            f"{more}; free space and publishing goes on by itself"
         )
 
 

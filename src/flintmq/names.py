@@ -1,4 +1,4 @@
-"""Names of topics and channels, and their spelling on disk.
+"""Names of topics and channels, their spelling on disk, and how a text shows many names.
 
 Source: NSQ's TCP protocol (names), docs/operations.md (topic name on disk).
 """
@@ -6,6 +6,7 @@ Source: NSQ's TCP protocol (names), docs/operations.md (topic name on disk).
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from flintmq.limits import NAME_SIZE_MAX
 
@@ -24,6 +25,13 @@ def why_invalid(what: str, name: object) -> str:
     is_text = isinstance(name, str)
     form = "1 to 64 of [.a-zA-Z0-9_-], optionally #ephemeral" if is_text else f"it is text, not {type(name).__name__}"
     return f"{what} name {name!r} is not valid: {form}"
+
+
+def listed(names: Iterable[str], most: int) -> str:
+    """Return the first names of some, at most ``most``, for a text, and say how many more there are."""
+    found = [*names]
+    more = len(found) - most
+    return ", ".join(found[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def is_ephemeral(name: str) -> bool:

@@ -115,6 +115,12 @@ class TopicMeta(msgspec.Struct, frozen=True, omit_defaults=True):
         """Whether it says the same, however often it was changed."""
         return msgspec.structs.replace(self, version=0) == msgspec.structs.replace(other, version=0)
 
+    def with_headers_of(self, other: TopicMeta) -> TopicMeta:
+        """This, with headers if another state of the same topic has them: a topic keeps them for its life."""
+        if self.extend_support or not other.extend_support:
+            return self
+        return msgspec.structs.replace(self, extend_support=True)
+
     def changes(self) -> dict[str, str]:
         """Return the parameters of ``/topic/meta/update`` that make another state of this topic this one."""
         return {

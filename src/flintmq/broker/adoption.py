@@ -117,7 +117,7 @@ class Adoption:
         if topic is None:
             topic = owner.topics[name] = Topic(name, {}, about.paused, told)
         elif told.rank > topic.meta.rank:
-            owner.change_meta(topic, told)
+            owner.change_meta(topic, told.with_headers_of(topic.meta))
         if topic.meta.extend_support and not told.extend_support:
             stored.headers_from[key] = log.next_sequence
         self._settings.adopt(name, settings)
@@ -142,6 +142,8 @@ class Adoption:
             self._deliveries.mark(channel)
         if about.paused and not topic.paused:
             self._pause(topic, partition)
+        # the record of a store that was put back may be from before it had them
+        meta = meta.with_headers_of(topic.meta)
         if not owner.change_meta(topic, meta) and (topic.meta, partition.headers_from) != (theirs, about.headers_from):
             owner.put_meta(topic)
         if not is_new:

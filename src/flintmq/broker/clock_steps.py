@@ -49,10 +49,13 @@ class ClockSteps:
         Args:
             wall_ns: the time.
         """
-        found_ns = wall_ns - self._shifts_ns[-1]
+        found_ns = latest_ns = wall_ns - self._shifts_ns[-1]
         for number in range(len(self._since_ns) - 1, 0, -1):
             since_ns = self._since_ns[number]
-            if found_ns >= since_ns - _SLACK_NS:
+            if found_ns >= since_ns:
                 break
+            if found_ns < since_ns - _SLACK_NS:
+                latest_ns = 0  # it was not shown behind this step
             found_ns = min(wall_ns - self._shifts_ns[number - 1], since_ns)
-        return found_ns
+            latest_ns = max(latest_ns, found_ns)
+        return latest_ns

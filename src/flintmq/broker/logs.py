@@ -207,6 +207,18 @@ class Logs:
             raise StorageError(f"cannot move {source} to {ASIDE_DIRECTORY}: {error}") from error
         return f"{ASIDE_DIRECTORY}/{target}"
 
+    def drop_empty(self, topic: str) -> None:
+        """Remove the directory of a topic that has nothing here any more; one with anything in it stays. Blocks.
+
+        Raises:
+            StorageError: it cannot be removed.
+        """
+        path = f"{TOPICS_DIRECTORY}/{directory_name(topic)}"
+        try:
+            self._files.remove_empty_directory(path)
+        except OSError as error:
+            raise StorageError(f"cannot remove {path}, which is empty: {error}") from error
+
     def removed_replicas(self) -> list[str]:
         """Directories of replicas that were being removed."""
         names = self._files.list(ASIDE_DIRECTORY)

@@ -13,7 +13,7 @@ from flintmq.broker.deliveries import Deliveries
 from flintmq.broker.log_marks import LogMarks
 from flintmq.broker.partition import Bounds, Partition, PublishGroup
 from flintmq.broker.topic import Topic
-from flintmq.errors import StorageError
+from flintmq.errors import DiskFull, StorageError
 from flintmq.storage import PartitionLog
 
 _TURN_WEIGHT = 1024 * 1024  # of what one partition writes in one turn, see partition.py
@@ -31,11 +31,12 @@ class Publishes:
         pending: partitions for which :meth:`write_pending` has something to do.
         left_bytes: of publishes that the last turn did not get to write, about.
         write_error: why something published or created last could not be stored; None after the next good write.
+        disk_full: why a publish found no room on the disk last; None: none did. It stays after a good write.
         snapshots_due: logs to be synced, so that what they know of producers is written down.
     """
 
-    __slots__ = ("_deliveries", "_marks", "_on_defect", "_report", "_topics", "left_bytes", "pending",
-                 "snapshots_due", "write_error")  # fmt: skip
+    __slots__ = ("_deliveries", "_marks", "_on_defect", "_report", "_topics", "disk_full",
+                 "left_bytes", "pending", "snapshots_due", "write_error")  # fmt: skip
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class Publishes:
         self.pending: dict[Partition, None] = {}
         self.left_bytes = 0
         self.write_error: StorageError | None = None
+        self.disk_full: DiskFull | None = None
         self.snapshots_due: dict[PartitionLog, None] = {}
 
     def publish_to(
@@ -106,7 +108,8 @@ class Publishes:
         if not self.pending:
             return []
         groups: list[PublishGroup] = []
-        error = None
+        error: StorageError | None = None
+        is_stored = False
         for partition in list(self.pending):
             del self.pending[partition]  # first: if writing it goes wrong, the others come in the next turn
             if not partition.is_writable:
@@ -119,15 +122,21 @@ class Publishes:
                 while left > 0 and partition.has_pending:
                     group = partition.write_pending(wall_ns, left)
                     left -= partition.written_weight
-                    error = error or partition.write_error
+                    if partition.write_error is not None:
+                        error = error or partition.write_error
+                        if isinstance(partition.write_error, DiskFull):
+                            self.disk_full = partition.write_error
                     if group is not None:
                         groups.append(group)
             except Exception as defect:  # noqa: BLE001 - on_defect tells it; what the others have written is answered
                 self._on_defect(f"writing to topic {partition.topic_name} partition {partition.number}", defect)
                 partition.end_pending(StorageError(f"{partition.topic_name}: {defect!r}"))
+            if partition.written_weight and isinstance(partition.log, PartitionLog):
+                is_stored = True  # what goes into memory says nothing of the disk
             if partition.has_pending:
                 self.pending[partition] = None
-        self.write_error = error
+        if error is not None or is_stored:
+            self.write_error = error
         self.left_bytes = sum(partition.pending_weight for partition in self.pending) if self.pending else 0
         return groups
 

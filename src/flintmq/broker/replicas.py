@@ -12,6 +12,7 @@ Source: docs/decisions/0017.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 
@@ -159,6 +160,9 @@ class Replicas(Mapping[Key, Replica]):
         self._logs.on_lost = lambda *what: lost.append(what)
         if held:
             self._open_held(held, cursors, stored, floors, wall_ns)
+        for topic in {topic for topic, _ in (*strays, *stored.replicas)}:
+            if not self.of_topic(topic) and not self.is_alone(topic):
+                self._drop_empty(topic)
         self._logs.on_lost = self._log_lost
         for directory, first, end in lost:
             self._log_lost(directory, first, end)
@@ -366,10 +370,16 @@ class Replicas(Mapping[Key, Replica]):
 
     def _move(self, replica: Replica, done: Waiter) -> None:
         begun: list[bool] = []
+        is_last = not self.is_alone(replica.topic) and all(
+            each.state != HELD for each in self.of_topic(replica.topic).values()
+        )
 
         def move(_store: ChannelStore) -> str:
             begun.append(True)
-            return self._logs.move_replica(replica.topic, replica.number, replica.state == REMOVING)
+            moved = self._logs.move_replica(replica.topic, replica.number, replica.state == REMOVING)
+            if is_last:
+                self._drop_empty(replica.topic)
+            return moved
 
         self._progress.ask(Question(move, partial(self._left, replica, done, begun)))
         self._channels.is_urgent = True
@@ -391,6 +401,11 @@ class Replicas(Mapping[Key, Replica]):
         replica.rows.drop_staged()
         self._delete_rows(replica)
         self._metadata.wait_here(done)
+
+    def _drop_empty(self, topic: str) -> None:
+        """Remove the directory of a topic in which there is nothing any more. Blocks."""
+        with suppress(StorageError):  # the next start tries again
+            self._logs.drop_empty(topic)
 
     def _delete_rows(self, replica: Replica) -> None:
         delete_rows(self._metadata, self._channels, replica.topic, replica.number, replica.rows.cursors)

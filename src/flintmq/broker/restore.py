@@ -9,6 +9,7 @@ Source: docs/decisions/0003, docs/decisions/0011.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from flintmq.broker.channels import Channels
 from flintmq.broker.delayed import DelayedNotes
@@ -20,6 +21,7 @@ from flintmq.broker.partition import Partition
 from flintmq.broker.progress import Progress
 from flintmq.broker.topic import Topic
 from flintmq.broker.topic_settings import TopicSettings
+from flintmq.errors import StorageError
 from flintmq.storage import LogPlace, PartitionLog
 from flintmq.storage.channel_store import StoredChannel, StoredCursor, StoredLog, StoredTopics
 from flintmq.storage.records import DeleteChannel, DeleteProgress, DeleteTopic, PutSettings, PutTopic
@@ -91,6 +93,8 @@ class Restore:
         for name, numbers in found.items():
             if name not in stored.topics:
                 self.strays += [(name, n) for n in numbers if self._is_stray(name, n, name in replicated)]
+            if not numbers and name not in replicated:
+                self._drop_empty(name)
         others = {*stored.replicas, *self.strays}
         own = {name: [n for n in numbers if (name, n) not in others] for name, numbers in found.items()}
         found = {name: numbers for name, numbers in own.items() if numbers}  # one may have died before it had a log
@@ -115,6 +119,11 @@ class Restore:
         if (name, number) in stored.replicas:
             return False
         return is_replicated or (stored.has_had_replicas and not self._logs.has_messages(name, number))
+
+    def _drop_empty(self, name: str) -> None:
+        """Remove what is left of a topic that died before it had a log, or whose last replica went."""
+        with suppress(StorageError):  # nothing needs it to go
+            self._logs.drop_empty(name)
 
     def _delete_rows(self, name: str) -> None:
         """Go on with the deletion of a topic whose directory had been put out of the way."""

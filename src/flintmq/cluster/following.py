@@ -266,12 +266,16 @@ class Following:
         self._leave(Refusal.NOT_HERE, self.epoch)
         self.broken = _Retired(f"the replica of {self.topic}/{self.number} is being removed")
 
-    def _leave(self, refusal: Refusal, epoch: int) -> None:
+    def interrupt(self, reason: str) -> None:
+        """Follow nobody for now, and say so to who leads; it may open another stream."""
+        self._leave(Refusal.NOT_HERE, self.epoch, reason)
+
+    def _leave(self, refusal: Refusal, epoch: int, reason: str = "") -> None:
         stream = self._stream
         if stream is not None:
             self._confirmed_ns = self.confirmed_ns
             self._forget_stream()
-            stream.refuse(refusal, epoch)
+            stream.refuse(refusal, epoch, reason)
 
     def _forget_stream(self) -> None:
         self._stream = self._after = None

@@ -17,9 +17,9 @@ Invariants:
   is not waited for where another one lives that is not reached: that one may have it acknowledge.
 - L7: what every in-sync member keeps of how far a channel in order is, before what is behind that is delivered, whoever
   leads later knows.
-- L8: who fell out of the in-sync set again and again, and had publishers wait for it, is taken in again only when it
-  has been steady for a while (:mod:`flintmq.cluster.steadiness`); at once where without it there are fewer members than
-  the topic demands, or not more than half of the copies.
+- L8: who fell out of the in-sync set again and again, and had publishers wait for it or left by itself because it is
+  unfit, is taken in again only when it has been steady for a while (:mod:`flintmq.cluster.steadiness`); at once where
+  without it there are fewer members than the topic demands, or not more than half of the copies.
 
 Rules of this file: no IO and no clock; one object for an epoch of a partition; nothing is done for single messages.
 Whoever owns it asks again what it wants (:meth:`Leading.wanted_state`) when it says that it has changed.
@@ -206,7 +206,8 @@ class Follower:
 
     Attributes:
         node: its id.
-        member: its entry in an in-sync set, of the process that is connected; None before one was.
+        member: its entry in an in-sync set, of the process that is connected, or was last; None before one was, and
+            when another process has taken its place.
         acked: end up to which it has the log, acknowledged in this epoch; -1: not known yet.
         progress: number of the progress that it has stored in this epoch; -1: none, it needs the whole state.
         floors: number of the floors of channels in order that it keeps; -1: not known yet.
@@ -285,6 +286,8 @@ class Leading:
             live, as far as the store knows; without those nodes that are not to be counted on whatever it knows.
         kept: counts the records that are kept, with those of other partitions.
         steadiness: knows which nodes fell out of in-sync sets lately, also of other partitions.
+        is_registered: tells whether the process that is connected as a node is the one that the store has: only that
+            joins.
         on_change: is called when the watermark, :attr:`is_writable`, the end of it, or what it wants of the store may
             have changed. It must not call back; note it, and look when the turn ends.
 
@@ -314,6 +317,7 @@ class Leading:
         can_go_on: CanGoOn = lambda _state, _away, _least: False,
         kept: Kept | None = None,
         steadiness: Steadiness | None = None,
+        is_registered: Callable[[str], bool] = lambda _node: True,
         on_change: Callable[[Leading], None] = lambda leading: None,
     ) -> None:
         if state.leader != node or node not in state.in_sync_nodes:
@@ -338,6 +342,7 @@ class Leading:
         self._can_go_on = can_go_on
         self._kept = Kept() if kept is None else kept
         self._steadiness = Steadiness() if steadiness is None else steadiness
+        self._is_registered = is_registered
         self._on_change = on_change
         self._promoted_end = end
         self._written = end
@@ -525,6 +530,8 @@ class Leading:
             return False
         if follower.node not in self.state.holders or not self._is_steady(follower):
             return False
+        if not self._is_registered(follower.node):
+            return False
         mark = self._promoted_end if self.watermark is None else self.watermark
         is_there = follower.acked >= mark and follower.progress >= self._replicated_number
         return is_there and follower.floors >= self._floors_replicated
@@ -540,24 +547,30 @@ class Leading:
         if revision <= self._revision or self.is_ended:
             return
         self._revision = revision
+        is_ours = state == self._pending
         self._drop_pending()  # it was compared with what is no more: if it was not carried out, it never will be
         if state.epoch != self.epoch or not state.is_led_by(self.node, self._incarnation):
             self.ended(state.epoch if state.epoch > self.epoch else 0)
             return
         before, self.state = self.state, state
-        self._note_falls(before)
+        self._note_falls(before, is_ours)
         self._adopt_members()
         self._changed()
 
-    def _note_falls(self, before: PartitionState) -> None:
-        """Note who is out of the in-sync set, where publishers waited for that, and who is in."""
+    def _note_falls(self, before: PartitionState, is_ours: bool) -> None:
+        """Note who is out of the in-sync set, where publishers waited for that or it left by itself, and who is in.
+
+        Args:
+            is_ours: the change is one that was wanted here.
+        """
         now = self.state.in_sync_nodes
         for node in before.in_sync_nodes:
             follower = self.followers.get(node)
             if node in now or follower is None or follower.is_ending or node not in self.state.holders:
                 continue
             is_known = follower.is_dead or bool(follower.why_silent)  # it was not waited for
-            if follower.is_late or (follower.is_silent and not is_known):
+            left_by_itself = not is_ours and not (follower.is_dead or follower.has_lost)  # its disk or its copy is bad
+            if follower.is_late or left_by_itself or (follower.is_silent and not is_known):
                 self._steadiness.fell(node)
         for node in now:
             if node not in before.in_sync_nodes:
@@ -596,6 +609,15 @@ class Leading:
         if not self._is_doubtful:  # else it was asked before, and may still do it
             self._drop_pending()
             self._adopt_members()
+        self._changed()
+
+    def swap_refused(self) -> None:
+        """The store has the state as it was: something else that the change depends on holds no more, so it was not
+        carried out, and never will be.
+        """
+        self._is_swapping = False
+        self._drop_pending()
+        self._adopt_members()
         self._changed()
 
     def _drop_pending(self) -> None:
@@ -692,6 +714,16 @@ class Leading:
             if self._joining.pop(follower, None) is not None:
                 self._changed()
             self._trim_entries()
+
+    def replaced(self, node: str) -> None:
+        """Another process is the node from now on: what the one before acknowledged, that one may not have. Nothing is
+        committed that it has to have before it has said how far it is.
+        """
+        follower = self.followers.get(node)
+        if follower is not None and follower.member is not None:
+            follower.member = None
+            self._joining.pop(follower, None)
+            self._changed()
 
     def acked(self, node: str, end: int, now_ns: int) -> None:
         """A follower has the log up to ``end`` (synced, where it does that)."""
@@ -830,6 +862,8 @@ class Leading:
         if follower.node in self._members or follower in self._joining or not self._is_near(follower):
             return
         if follower.node not in self.state.holders or not self._is_steady(follower):
+            return
+        if not self._is_registered(follower.node):
             return
         if now_ns >= follower.hold_again_ns:
             follower.hold_again_ns = now_ns + JOIN_AGAIN_NS

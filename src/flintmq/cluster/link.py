@@ -262,6 +262,7 @@ class LeaderLink:
         self._heard_ns = now_ns if heard_ns is None else heard_ns
         self._now_ns = now_ns
         self._peer: Identity | None = None
+        self._process = ""  # incarnation of the one that was connected last
         self._retries: list[tuple[int, int, LeaderStream]] = []
         self._retry_count = 0
         self._forget_connection()
@@ -293,6 +294,11 @@ class LeaderLink:
     def is_connected(self) -> bool:
         """Whether there is a connection."""
         return self._peer is not None
+
+    @property
+    def incarnation(self) -> str:
+        """Incarnation of the process at the other end; empty: there is no connection."""
+        return "" if self._peer is None else self._peer.incarnation
 
     @property
     def heard_ns(self) -> int:
@@ -331,6 +337,7 @@ class LeaderLink:
             self.disconnected(now_ns)
         self._forget_connection()
         self._peer = peer
+        self._process = peer.incarnation
         self._heard(now_ns)
         for stream in self.streams.values():
             self._open(stream)
@@ -342,6 +349,20 @@ class LeaderLink:
         for stream in self.streams.values():
             self._stop(stream, _Phase.AWAY)
         self._forget_connection()
+
+    def registered(self, incarnation: str, now_ns: int) -> bool:
+        """Take note of which process is the node; return whether the one that is, or was, connected is another.
+
+        What that has acknowledged counts no more, and the connection is over.
+        """
+        if self._process in ("", incarnation):
+            return False
+        self._process = ""
+        if self._peer is not None:
+            self.disconnected(now_ns)
+        for stream in self.streams.values():
+            stream.leading.replaced(self.node)
+        return True
 
     def presume_dead(self) -> None:
         """The node is known to be dead: do not wait until it has been silent for long enough."""

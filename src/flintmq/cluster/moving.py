@@ -38,6 +38,18 @@ count, too."""
 UPGRADING = "nothing is moved while the cluster is being upgraded, until flintmq cluster upgrade done"
 
 
+def _waits_for(away: Sequence[str]) -> str:
+    """Return why a copy that is being made is not, and what to do.
+
+    Args:
+        away: the nodes that are to have it.
+    """
+    return (
+        f"{_named(away)} is to have a copy and is away: start it, or have another one take its place with flintmq node "
+        "remove"
+    )
+
+
 class HostUnknown(FlintError):
     """No copy can be added, because nobody knows on which machine another one is.
 
@@ -113,7 +125,11 @@ class Moving:
     def nodes_changed(self) -> None:
         """Others live, or take copies, than before."""
         self._takers = None
-        self._due.update(dict.fromkeys(self.stuck))
+        live = self._live()
+        waiting = [each for each, nodes in self._involved.items() if not all(node in live for node in nodes)]
+        for partition in (*waiting, *self.stuck):
+            self._count(partition, self._view.partitions.get(partition))  # who is away takes no place from others
+            self._due[partition] = None
 
     def settings_changed(self) -> None:
         """Moves may be allowed that were not."""
@@ -236,6 +252,8 @@ class Moving:
                 self._without_files[partition] = None
             return None
         if wanted == state.replicas:
+            if away := [node for node in state.lacking if node not in live]:
+                self.stuck[partition] = _waits_for(away)
             return None
         now = replaced(state, wanted)
         for node in (state.leader, *now.lacking) if now.lacking else ():

@@ -32,10 +32,14 @@ from flintmq.cluster.state import (
     candidates,
 )
 from flintmq.cluster.view import PartitionId, View
+from flintmq.names import listed
 from flintmq.topic_meta import NO_COPY, PARTITION_NUM_MAX, TopicMeta, usual_min_in_sync
 
 ROWS_MAX = 1000
 """Of what a plan lists."""
+_DRAIN_NOTES_MAX = 20
+_NAMED_MAX = 20
+"""Nodes that are named where a name is nobody's, of those that live and of those that are away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,27 +129,49 @@ def acknowledge_loss(controller: Controller, topic: str, number: int) -> Plan:
 
 def node_named(view: View, text: str) -> str:
     """Return the id of a node that is called by its id, its address ``host:port`` (of TCP, HTTP or other nodes), or as
-    the redesigned NSQ calls it (``host:port:port:number``). One that is away is called by its id.
+    the redesigned NSQ calls it (``host:port:port:number``). One that is away, and has copies or is drained, is called
+    by its id, or by the address of TCP or HTTP that it had, where no node that lives has that.
 
     Raises:
         Refused: there is none, or there are several.
     """
     if text in view.nodes or text in view.held or text in view.drains:
         return text
+    away = sorted({*view.held, *view.drains} - view.nodes.keys())
     found = [node for node, record in view.nodes.items() if text in _names(record)]
+    found = found or [node for node in away if text in _names_of_away(view, node)]
     if len(found) == 1:
         return found[0]
     if found:
-        raise Refused(f"{text[:64]} is the address of nodes {', '.join(sorted(found))}: name one by its id")
-    first = sorted(view.nodes.items())[:20]
-    known = ", ".join(f"{node} ({format_address(record.host, record.tcp_port)})" for node, record in first)
-    raise Refused(f"there is no node {text[:64]!r}; there are {known or 'none'}")
+        named = listed(sorted(found), _NAMED_MAX)
+        raise Refused(f"{len(found)} nodes say that they are {text[:64]}: {named}; name the id")
+    live = [f"{node} ({format_address(record.host, record.tcp_port)})" for node, record in sorted(view.nodes.items())]
+    gone = [f"{node} ({_away_place(view, node)})" for node in away]
+    known = listed(live, _NAMED_MAX) or "none"
+    more = f"; away are {listed(gone, _NAMED_MAX)}" if gone else ""
+    raise Refused(f"there is no node {text[:64]!r}; there are {known}{more}")
 
 
 def _names(node: NodeRecord) -> tuple[str, ...]:
-    ports = node.tcp_port, node.http_port, node.peer_port
-    written = [address for port in ports for address in (format_address(node.host, port), f"{node.host}:{port}")]
-    return (*written, distributed_id(node))
+    return (*_written(node.host, node.tcp_port, node.http_port, node.peer_port), distributed_id(node))
+
+
+def _names_of_away(view: View, node: str) -> tuple[str, ...]:
+    host, *ports = view.place(node)
+    return _written(host, *ports) if host else ()
+
+
+def _written(host: str, *ports: int) -> tuple[str, ...]:
+    return tuple(address for port in ports for address in (format_address(host, port), f"{host}:{port}"))
+
+
+def _away_place(view: View, node: str) -> str:
+    """Tell where a node was that is away, and whether it is drained."""
+    host, tcp_port, _ = view.place(node)
+    words = [f"was {format_address(host, tcp_port)}" if host else "its address is not known"]
+    if node in view.drains:
+        words.append("is removed" if view.drains[node].is_removal else "is drained")
+    return ", ".join(words)
 
 
 def distributed_id(node: NodeRecord) -> str:
@@ -270,19 +296,26 @@ def _drain_plan(controller: Controller, node: str, swap: Swap | None) -> Plan:
     held = sorted(each for each in view.held.get(node, ()) if node in view.partitions[each].replicas)
     for partition in held:
         state = view.partitions[partition]
-        if state.in_sync_nodes == (node,) and node not in controller.live:
-            notes.append(_only_copy_away(view, partition, state))
         staying = [each for each in state.replicas if each != node and each not in view.drains]
         others = [each for each in moving.free_for(staying) if each.node != node]
         free = [each for each in others if moving.has_files(each, partition, gains[each.node])]
+        nowhere = ""
         if not free and len(staying) < controller.record_of(partition[0]).meta.replica:
             hosts = {each.host_id or each.node for each in takers}
             where: NoPlace = TooFewNodes(len(staying) + 1, len(takers), len(hosts), controller.allows_same_host)
             if others:
                 where = TooFewFiles({each.node: each.copies_max for each in others})
-            raise Refused(
-                f"node {node} has a copy of partition {partition[0]}/{partition[1]} that can go nowhere: {where}"
-            )
+            nowhere = f"node {node} has a copy of partition {partition[0]}/{partition[1]} that can go nowhere: {where}"
+        # a row without a target would be a copy that is taken away
+        if state.in_sync_nodes == (node,) and node not in controller.live:
+            only = _only_copy_away(view, partition, state)
+            notes.append(f"{only}. When it is back it stays: {nowhere}" if nowhere else only)
+            continue
+        if nowhere and swap is not None:
+            raise Refused(nowhere)
+        if nowhere:  # it was ordered before, when there were more nodes, or this one was away
+            notes.append(f"{nowhere}; it stays until there are more nodes, or flintmq node drain {node} --undo")
+            continue
         if len(rows) < ROWS_MAX:
             best = min(
                 free, key=lambda each: (gains[each.node] + len(view.held.get(each.node, ())), each.node), default=None
@@ -290,7 +323,10 @@ def _drain_plan(controller: Controller, node: str, swap: Swap | None) -> Plan:
             if best is not None:
                 gains[best.node] += 1
             rows.append(_row(partition, node, "" if best is None else best.node))
-    return Plan(swap, rows, len(held), notes[:20])
+    moved = len(held) - len(notes)
+    if (more := len(notes) - _DRAIN_NOTES_MAX + 1) > 1:
+        notes[_DRAIN_NOTES_MAX - 1 :] = [f"so it is with {more} more partitions"]
+    return Plan(swap, rows, moved, notes)
 
 
 def _only_copy_away(view: View, partition: PartitionId, state: PartitionState) -> str:

@@ -10,6 +10,8 @@ A value is read, changed by one of the functions here, and written by compare-an
 - the leader of a partition changes its in-sync set (:func:`without`, :func:`joined`), under its own epoch;
 - a node with a copy says how far that is, while nobody can be elected without knowing (power.py);
 - a node with a copy says that it knows of epochs that the store does not, which is older than the data (power.py);
+- a node with a copy raises the number of changes of a topic's record above the one that it knows, where a store was put
+  back (``nsqd/cluster/older_records.py``);
 - a node takes itself out of an in-sync set when its copy was damaged, or when it leads and others can do what it cannot
   (:func:`renounced`).
 

@@ -1,9 +1,10 @@
 """Nodes that stop to answer again and again: how long each has to be steady before it is in sync again.
 
 A member of an in-sync set that answers nothing holds publishers for ``LAG_NS_MAX``, until it is out. A node that comes
-back, joins and stops again would hold them each time. So each time that it fell out within a while it is watched for
-longer before it is taken in: not at all after the first time, then 5 s, 10 s and so on. Which partition it fell out of
-does not matter, nor under which epoch: what stops is a node.
+back, joins and stops again would hold them each time; one whose disk hangs again and again, and that leaves by itself,
+has the store written each time. So each time that it fell out within a while it is watched for longer before it is
+taken in: not at all after the first time, then 5 s, 10 s and so on. Which partition it fell out of does not matter, nor
+under which epoch: what stops is a node.
 
 Rules of this file: no IO and no clock, it is told the time; one object for all that a process leads; what a restart of
 that process forgets costs one more time.
@@ -54,7 +55,7 @@ class Steadiness:
         return self.now_ns - falls.last_ns >= FORGOTTEN_NS
 
     def fell(self, node: str) -> None:
-        """A node fell out of an in-sync set, and publishers may have waited for it.
+        """A node fell out of an in-sync set, and publishers may have waited for it, or it left because it is unfit.
 
         What it leaves together counts once: until it has joined somewhere again, and ``LAG_NS_MAX`` have passed.
         """

@@ -8,6 +8,7 @@ Source: docs/decisions/0017.
 
 from __future__ import annotations
 
+import logging
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from flintmq.cluster.keys import CLUSTER_NAME, Keys
 from flintmq.cluster.store import StoreRefused
 from flintmq.env import Env
 from flintmq.errors import OptionError
+from flintmq.file_stamp import file_stamp
 from flintmq.net.address import split_address
 from flintmq.net.etcd import EtcdOptions, EtcdStore
 from flintmq.net.http_auth import TokenFile
@@ -27,8 +29,11 @@ from flintmq.net.tls import Renewed, client_context
 
 FORM = "it must be host:port or http(s)://[user:password@]host:port, of members of one etcd or of one nsqlookupd"
 _PASSWORD_BYTES_MAX = 1024
+_PASSWORD_FLAG = "--cluster-store-password-file"
 _TLS_OPTIONS = "--cluster-store-root-ca-file, --cluster-store-cert and --cluster-store-key"
 _DEFAULT_PORTS = {"http": 2379, "https": 2379}
+
+_log = logging.getLogger(__name__)
 
 
 class StoreOptions(Protocol):
@@ -129,8 +134,8 @@ class StoreFiles:
     """Files that the way to a store needs besides addresses: the path of each, or empty.
 
     Attributes:
-        password: one line, the password of the user that the addresses name; read once.
-        root_ca: authorities of servers in PEM; those of the system when empty. Read again when it changes, as are:
+        password: one line, the password of the user that the addresses name. Read again when it changes, as are:
+        root_ca: authorities of servers in PEM; those of the system when empty.
         cert, key: what this client shows, in PEM.
     """
 
@@ -170,16 +175,57 @@ def open_store(
     """
     files = files or StoreFiles()
     endpoints, user, password = read_addresses(addresses)
+    source: PasswordFile | None = None
     if files.password:
         if not user or password:
             what = "have a password already" if password else "name no user"
             raise ValueError(f"the file with the password {files.password} is of no use: the addresses {what}")
-        password = _read_password(files.password)
+        source = PasswordFile(files.password, env)
+        password = source.known
     is_secured = any(endpoint.startswith("https:") for endpoint in endpoints)
     if (files.root_ca or files.cert or files.key) and not is_secured:
         raise ValueError("files for TLS are of no use: no address of the store begins with https://")
     context = _context(files).now if is_secured else None
-    return EtcdStore(env, EtcdOptions(endpoints, context, user, password, token, prefix))
+    options = EtcdOptions(endpoints, context, user, password, password_source=source, token=token, prefix=prefix)
+    return EtcdStore(env, options)
+
+
+class PasswordFile:
+    """The password of a user of the store: the only line of a file, which is read again when it changes.
+
+    Args:
+        env: for threads, as the disk may not answer.
+
+    Attributes:
+        known: the password that was read last.
+
+    Raises:
+        ValueError: there is none in it.
+    """
+
+    def __init__(self, path: str, env: Env) -> None:
+        self._path = path
+        self._env = env
+        self._stamp = file_stamp(path)
+        self.known = _read_password(path)
+
+    def __repr__(self) -> str:
+        return f"<PasswordFile {self._path}>"
+
+    async def current(self) -> str:
+        """Return the password as the file has it now; the last good one when it cannot be read, which is logged."""
+        found: str = await self._env.run_blocking(self._now)
+        return found
+
+    def _now(self) -> str:
+        stamp = file_stamp(self._path)  # first: what is written after it is read again
+        if stamp != self._stamp:
+            self._stamp = stamp
+            try:
+                self.known = _read_password(self._path)
+            except ValueError as error:
+                _log.error("%s: %s; the password that was in it is still used", _PASSWORD_FLAG, error)
+        return self.known
 
 
 def _read_password(path: str) -> str:

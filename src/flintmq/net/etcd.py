@@ -11,6 +11,10 @@ Rules of this file:
   answered they go on elsewhere, from the last revision that was seen. What was seen is never told again, and nothing
   between is left out. The store of nsqlookupd says something on every watch twice a second, and is not asked at all.
 - Why an endpoint is left is said once in an outage, and once that it is watched again.
+- A user logs in once for all who need a token, and never twice at a time: etcd takes as long for it as its
+  ``--bcrypt-cost`` says. Who waits does so for as long as its own call may take; the login goes on for the next one.
+- A password in a file is that of the moment of the login. Where it is refused, the one that was taken last is tried: so
+  the file may be changed before etcd is.
 
 Source: docs/decisions/0017 (both traps were measured there), https://etcd.io/docs/v3.5/learning/api/.
 """
@@ -24,7 +28,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from flintmq.cluster.store import (
     Compacted,
@@ -44,6 +48,7 @@ from flintmq.cluster.store import (
     TxnResult,
 )
 from flintmq.env import Env
+from flintmq.errors import without_frames
 from flintmq.net import etcd_wire as wire
 from flintmq.net.etcd_wire import BadAnswer, Header, ServerError
 from flintmq.net.http_auth import TokenFile
@@ -55,6 +60,8 @@ TRY_TIMEOUT_S = 1.0
 """For one request to one endpoint; a third of the shortest useful lease."""
 TIMEOUT_S = 4.0
 """For a call, which may ask several endpoints."""
+LOGIN_TIMEOUT_S = 10.0
+"""For a login at one endpoint: etcd computes a bcrypt, which may take it far longer than any other request."""
 PAUSE_S = 0.1
 """After every endpoint has failed, before the first is asked again; a watch begins with it."""
 WATCH_PAUSE_S = 0.5
@@ -85,6 +92,8 @@ _NO_SPACE = "database space exceeded"
 _NAMED_CERTIFICATE = "CommonName of client sending a request against gateway"
 _NAMELESS = "user name is empty"
 _TOKEN_IS_OLD = (_NAMELESS, "revision of auth store is old", "invalid auth token")
+_LATE = "no answer within"
+_SLOW_LOGIN = "; it takes etcd longer with a higher --bcrypt-cost, and on a busy machine"
 _NOT_HTTP = ("closed before the answer", "the answer is not HTTP")
 _NOT_OF_AUTHORITIES = ("mismatch", "expired", "not yet valid")
 _PASSED_ON = (wire.UNAVAILABLE, wire.DEADLINE, 1, 2, 10, 13)  # cancelled, unknown, aborted, internal
@@ -93,6 +102,14 @@ _log = logging.getLogger(__name__)
 
 Found = TypeVar("Found")
 Read = Callable[[bytes], tuple[Header, Found]]
+
+
+class PasswordSource(Protocol):
+    """A password that may become another one."""
+
+    async def current(self) -> str:
+        """Return it, as it is now."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +121,12 @@ class EtcdOptions:
         context: for ``https``: returns whom to trust and what to show (:func:`flintmq.net.tls.client_context`); asked
             for each request, so that another one can take its place.
         user, password: of etcd; empty: none.
+        password_source: is asked for the password before each login; None: it is always ``password``.
         token: shown to a nsqlookupd that asks for one.
         prefix: of all keys that are asked for; empty: it is not known.
         try_timeout_s: for one request to one endpoint.
         timeout_s: for one call.
+        login_timeout_s: for one login at one endpoint, which no call waits for beyond its own time.
         probe_s: how long an endpoint with watches may be silent before it is asked whether it lives.
     """
 
@@ -115,10 +134,12 @@ class EtcdOptions:
     context: Callable[[], ssl.SSLContext] | None = None
     user: str = ""
     password: str = ""
+    password_source: PasswordSource | None = None
     token: TokenFile | None = None
     prefix: str = ""
     try_timeout_s: float = TRY_TIMEOUT_S
     timeout_s: float = TIMEOUT_S
+    login_timeout_s: float = LOGIN_TIMEOUT_S
     probe_s: float = PROBE_S
 
     def tls(self) -> ssl.SSLContext | None:
@@ -148,7 +169,8 @@ class EtcdStore:
             raise StoreRefused("no endpoint of a store is named: give at least one http://host:port")
         self._cluster_id = 0
         self._token = ""
-        self._token_lock = asyncio.Lock()
+        self._known_password = ""  # with which the last login succeeded
+        self._login: asyncio.Task[StoreUnavailable | StoreRefused | None] | None = None
         self._watches: set[_Watch] = set()
         self._pulses: dict[Endpoint, _Pulse] = {}
         self._outages: dict[Endpoint, _Outage] = {}
@@ -169,6 +191,10 @@ class EtcdStore:
         """End the watches; the store can be used again."""
         for watch in list(self._watches):
             await watch.close()
+        if self._login is not None:
+            self._login.cancel()
+            await asyncio.wait({self._login})
+            self._login = None
         await self._http.close()
 
     # --- the store
@@ -263,7 +289,8 @@ class EtcdStore:
             except ServerError as error:
                 if not has_new_token and self._wants_token(error):
                     has_new_token = True
-                    await self._renew_token(token, min(left_s, self._options.try_timeout_s))
+                    rest_s = self._options.try_timeout_s / 4  # for the request itself
+                    await self._renew_token(token, deadline - loop.time() - rest_s)
                     continue
                 if _NO_SPACE in error.reason and deadline - loop.time() > FULL_PAUSE_S:
                     full_count += 1
@@ -290,10 +317,16 @@ class EtcdStore:
         Raises:
             NoAnswer, BadAnswer, ServerError: as they say.
         """
-        request = Request("POST", endpoint, target, await self._headers(), body)
+        is_login = target == wire.AUTHENTICATE
+        request = Request("POST", endpoint, target, await self._headers(is_login), body)
         context, size = self._options.tls(), ANSWER_BYTES_MAX
         status, _, data = await self._http.ask(
-            request, timeout_s=timeout_s, context=context, body_bytes_max=size, may_keep=True
+            request,
+            timeout_s=timeout_s,
+            connect_timeout_s=min(timeout_s, self._options.try_timeout_s) if is_login else None,
+            context=context,
+            body_bytes_max=size,
+            may_keep=True,
         )
         self._answered.add(endpoint)
         if status != 200:
@@ -303,11 +336,11 @@ class EtcdStore:
         self._heard(endpoint, header)
         return found
 
-    async def _headers(self) -> dict[str, str]:
+    async def _headers(self, is_login: bool = False) -> dict[str, str]:
         headers = {"Content-Type": "application/json"}
         if self._options.token is not None:
             headers["Authorization"] = f"Bearer {await self._options.token.current()}"
-        elif self._token:
+        elif self._token and not is_login:
             headers["Authorization"] = self._token
         return headers
 
@@ -407,29 +440,70 @@ class EtcdStore:
         return bool(self._options.user) and any(text in error.reason for text in _TOKEN_IS_OLD)
 
     async def _renew_token(self, refused: str, timeout_s: float) -> None:
-        """Get a token in place of one that was refused, once for all who wait for it."""
-        async with self._token_lock:
-            if self._token != refused:
-                return
-            self._token = ""
-            body = wire.authenticate_request(self._options.user, self._options.password)
-            for endpoint in list(self._line):
-                try:
-                    read: Read[str] = lambda data: (Header(), wire.read_token(data))  # noqa: E731
-                    self._token = await self._ask_at(endpoint, wire.AUTHENTICATE, body, read, timeout_s)
-                    return
-                except (NoAnswer, BadAnswer):
-                    self._failed(endpoint)
-                except ServerError as error:
-                    if _AUTH_IS_OFF in error.reason:
-                        return
-                    if error.code not in (wire.OK, *_PASSED_ON):
-                        reason = (
-                            f"{endpoint.address} does not let user {self._options.user!r} in: {error.reason}; correct "
-                            "user and password of the store"
-                        )
-                        raise StoreRefused(reason) from None
-                    self._failed(endpoint)
+        """Get a token in place of one that was refused, once for all who wait for it.
+
+        Args:
+            timeout_s: for the wait; a login that takes longer goes on, for who comes next.
+
+        Raises:
+            StoreRefused: the store does not let the user in.
+            StoreUnavailable: no endpoint has answered whether it does.
+        """
+        if self._token != refused:
+            return
+        if self._login is None or self._login.done():
+            self._login = asyncio.get_running_loop().create_task(self._log_in())
+            self._login.add_done_callback(tell("logging in at the store"))
+        login, timeout_s = self._login, max(0.0, timeout_s)
+        await asyncio.wait({login}, timeout=timeout_s)
+        if not login.done() or login.cancelled():
+            raise StoreUnavailable(
+                f"user {self._options.user!r} has not logged in within {timeout_s:.1f} s{_SLOW_LOGIN}"
+            )
+        if (failure := login.result()) is not None:
+            without_frames(failure)
+            raise failure
+
+    async def _log_in(self) -> StoreUnavailable | StoreRefused | None:
+        """Get a token; return why there is none."""
+        source = self._options.password_source
+        password = self._options.password if source is None else await source.current()
+        failure = await self._log_in_with(password)
+        if isinstance(failure, StoreRefused) and self._known_password not in ("", password):
+            if await self._log_in_with(self._known_password) is None:
+                return None  # the file was changed, and etcd was not yet
+        return failure
+
+    async def _log_in_with(self, password: str) -> StoreUnavailable | StoreRefused | None:
+        """Get a token from the first endpoint that gives one; return why none does."""
+        options = self._options
+        body = wire.authenticate_request(options.user, password)
+        read: Read[str] = lambda data: (Header(), wire.read_token(data))  # noqa: E731
+        failures: list[str] = []
+        for endpoint in list(self._line):
+            try:
+                self._token = await self._ask_at(endpoint, wire.AUTHENTICATE, body, read, options.login_timeout_s)
+                self._known_password = password
+                return None
+            except NoAnswer as error:
+                reason = self._reason_of(endpoint, error)
+            except BadAnswer as error:
+                reason = error.reason
+            except ServerError as error:
+                if _AUTH_IS_OFF in error.reason:
+                    self._token = ""
+                    return None
+                if error.code not in (wire.OK, *_PASSED_ON):
+                    return StoreRefused(
+                        f"{endpoint.address} does not let user {options.user!r} in: {error.reason}; correct user and "
+                        "password of the store"
+                    )
+                reason = error.reason
+            self._failed(endpoint)
+            failures.append(f"{endpoint.address}: {reason}")
+        told = "; ".join(failures)
+        hint = _SLOW_LOGIN if _LATE in told else ""
+        return StoreUnavailable(f"user {options.user!r} could not log in at the store: {told}{hint}")
 
 
 @asynccontextmanager
@@ -529,16 +603,19 @@ class _Watch:
                         await self._put(StoreRefused(f"{endpoint.address}: {reason}{more}"))
                         return
                     try:
-                        await store._renew_token(token, store._options.try_timeout_s)
+                        await store._renew_token(token, store._options.timeout_s)
+                        continue
                     except StoreRefused as refusal:
                         await self._put(refusal)
                         return
-                    continue
-                try:
-                    store._raise(endpoint, error)
-                except (StoreFull, StoreRefused) as refusal:
-                    await self._put(refusal)
-                    return
+                    except StoreUnavailable as unanswered:
+                        refused_count, reason = 0, unanswered.reason  # the token is the one that was refused
+                else:
+                    try:
+                        store._raise(endpoint, error)
+                    except (StoreFull, StoreRefused) as refusal:
+                        await self._put(refusal)
+                        return
             except BadAnswer as error:
                 reason = error.reason
             if self._heard_count > began:
@@ -686,9 +763,11 @@ class _Pulse:
                 self.failure = error
                 return
             try:
-                await store._renew_token(token, timeout_s)
+                await store._renew_token(token, store._options.timeout_s)
             except StoreRefused as refused:
                 self.failure = refused
+            except StoreUnavailable as unanswered:
+                self.failure = BadAnswer(unanswered.reason)
         except (NoAnswer, BadAnswer) as error:
             self.failure = error
 

@@ -27,7 +27,6 @@ import asyncio
 import hashlib
 import hmac
 import logging
-import os
 import re
 import stat
 from collections import OrderedDict
@@ -40,6 +39,7 @@ import msgspec
 
 from flintmq.env import Env
 from flintmq.errors import UNREADABLE_JSON, FlintError, OptionError
+from flintmq.file_stamp import FileStamp, file_stamp
 from flintmq.names import is_valid_name
 from flintmq.net.address import split_address
 from flintmq.net.http_messages import JSON_TYPE, NSQ_TYPE, Request, Response
@@ -289,24 +289,6 @@ def parse_clients(path: str, data: bytes) -> KnownClients:
         raise HttpAuthFileError(path, str(error)) from None
 
 
-@dataclass(frozen=True, slots=True)
-class _Stamp:
-    """The signs by which a changed file is recognized."""
-
-    modified_ns: int
-    size: int
-    number: int
-    mode: int
-
-
-def _stamp_of(path: str) -> _Stamp | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None  # reading it says why
-    return _Stamp(found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode)
-
-
 def _read(path: str, size_max: int) -> bytes:
     from pathlib import Path  # for those who have such a file
 
@@ -317,8 +299,8 @@ def _read(path: str, size_max: int) -> bytes:
         raise HttpAuthFileError(path, error.strerror or str(error)) from None
 
 
-def _read_clients(path: str) -> tuple[_Stamp | None, KnownClients]:
-    stamp = _stamp_of(path)  # first: what is written after it is read again
+def _read_clients(path: str) -> tuple[FileStamp | None, KnownClients]:
+    stamp = file_stamp(path)  # first: what is written after it is read again
     return stamp, parse_clients(path, _read(path, FILE_SIZE_MAX))
 
 
@@ -335,7 +317,7 @@ class TokenFile:
     def __init__(self, path: str, env: Env, flag: str = "") -> None:
         self._path = path
         self._env = env
-        self._stamp = _stamp_of(path)
+        self._stamp = file_stamp(path)
         try:
             self._token = _read_token(path)
         except HttpAuthFileError as error:
@@ -346,7 +328,7 @@ class TokenFile:
 
     async def current(self) -> str:
         """Return the token; the last good one when the file cannot be read now."""
-        stamp = await self._env.run_blocking(_stamp_of, self._path)
+        stamp = await self._env.run_blocking(file_stamp, self._path)
         if stamp != self._stamp:
             self._stamp = stamp
             try:
@@ -357,7 +339,7 @@ class TokenFile:
 
     def now(self) -> str:
         """Return what :meth:`current` does; for threads, because it waits for the disk."""
-        stamp = _stamp_of(self._path)
+        stamp = file_stamp(self._path)
         if stamp != self._stamp:
             self._stamp = stamp
             try:
@@ -559,7 +541,7 @@ class HttpAuth:
 
     async def look_at_file(self) -> None:
         """Read the file again if it has changed."""
-        stamp = await self._env.run_blocking(_stamp_of, self._path)
+        stamp = await self._env.run_blocking(file_stamp, self._path)
         if stamp == self._stamp:
             return
         self._stamp = stamp

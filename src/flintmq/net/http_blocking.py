@@ -61,13 +61,13 @@ def ask(
             else:
                 exchange.end()
     except TimeoutError as error:
-        raise NoAnswer(endpoint.address, f"no answer within {timeout_s:g} s") from error
+        raise NoAnswer(endpoint.address, f"no answer within {timeout_s:g} s", status=exchange.status) from error
     except ssl.SSLEOFError as error:
         if connection.is_open:
             exchange.end(ConnectionAbortedError("without TLS's word for the end"))
         raise no_connection(endpoint, error) from error
     except ssl.SSLError as error:
-        raise no_connection(endpoint, error) from error
+        raise no_connection(endpoint, error, exchange.status) from error
     except OSError as error:
         if connection.is_open:
             exchange.end(error)

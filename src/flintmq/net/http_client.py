@@ -74,6 +74,7 @@ class HttpClient:
             _Connection.begin, data=request.encode(may_keep), new=partial(Exchange, address, body_bytes_max)
         )
         begun_in = self._round
+        exchange: Exchange | None = None
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -93,7 +94,8 @@ class HttpClient:
                         self._leave(connection, may_keep and exchange.is_reusable and begun_in == self._round)
                     return exchange.answer()
         except TimeoutError as error:
-            raise NoAnswer(address, f"no answer within {timeout_s:g} s") from error
+            status = 0 if exchange is None else exchange.status
+            raise NoAnswer(address, f"no answer within {timeout_s:g} s", status=status) from error
 
     @asynccontextmanager
     async def stream(
@@ -284,7 +286,7 @@ class _Connection(asyncio.Protocol):
             return
         try:
             if isinstance(exc, ssl.SSLError):
-                raise no_connection(self.key.endpoint, exc)
+                raise no_connection(self.key.endpoint, exc, self.exchange.status)
             self.exchange.end(exc if isinstance(exc, OSError) else None)
         except NoAnswer as failure:
             self._fail(failure)

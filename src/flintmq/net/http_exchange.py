@@ -41,6 +41,7 @@ OVERHEAD_BYTES_MAX = 64 * 1024
 """Size of all that is not body: status line, fields, trailers."""
 
 _FRAMING_RATIO_MAX = 5  # a chunk of one byte has five around it
+_FINAL_MIN = 200  # of a status; behind 1xx another answer comes
 _PORTS = {"http": 80, "https": 443}
 _TARGET = re.compile(r"/[!-~]*")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -59,21 +60,35 @@ class NoAnswer(ConnectionFailed):
         error: what the operating system said, if no connection could be made.
         tls_name: whose certificate was expected, if TLS is the reason: what it has against the server, or the server
             against us.
+        status: of the answer that came and is not whole, 200 or more, for who asks for no more than that; 0: none
+            was received.
     """
 
-    def __init__(self, address: str, reason: str, error: OSError | None = None, tls_name: str | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        reason: str,
+        error: OSError | None = None,
+        tls_name: str | None = None,
+        status: int = 0,
+    ) -> None:
         super().__init__(address, reason)
         self.error = error
         self.tls_name = tls_name
+        self.status = status
 
 
-def no_connection(endpoint: Endpoint, error: OSError) -> NoAnswer:
-    """Return the failure that an error of the operating system or of TLS means for a connection."""
+def no_connection(endpoint: Endpoint, error: OSError, status: int = 0) -> NoAnswer:
+    """Return the failure that an error of the operating system or of TLS means for a connection.
+
+    Args:
+        status: of the answer that had begun to come; 0: none.
+    """
     if isinstance(error, ssl.SSLError):
-        return NoAnswer(endpoint.address, reason_of(error), tls_name=endpoint.server_name)
+        return NoAnswer(endpoint.address, reason_of(error), tls_name=endpoint.server_name, status=status)
     number = error.errno or 0  # resolvers have negative ones, and words
     reason = os.strerror(number) if number > 0 else error.strerror or str(error)
-    return NoAnswer(endpoint.address, reason, error)
+    return NoAnswer(endpoint.address, reason, error, status=status)
 
 
 class Endpoint(NamedTuple):
@@ -251,6 +266,11 @@ class Exchange:
         """Size of the body that was received and not taken."""
         return len(self._body)
 
+    @property
+    def status(self) -> int:
+        """Status of the answer, known before the rest of the head and whatever is wrong with that; 0: not yet."""
+        return self._status
+
     def receive(self, data: bytes) -> None:
         """Take what was received.
 
@@ -269,15 +289,18 @@ class Exchange:
         except HttpParserError as error:
             self._refuse(str(error))
         if len(self._body) > self._body_bytes_max:
-            raise NoAnswer(self._address, f"the answer is larger than {self._body_bytes_max} bytes")
+            raise self._no_answer(f"the answer is larger than {self._body_bytes_max} bytes")
         if self._received_bytes - self._body_bytes > OVERHEAD_BYTES_MAX + _FRAMING_RATIO_MAX * self._body_bytes:
-            raise NoAnswer(self._address, f"the head of the answer is larger than {OVERHEAD_BYTES_MAX} bytes")
+            raise self._no_answer(f"the head of the answer is larger than {OVERHEAD_BYTES_MAX} bytes")
 
     def _refuse(self, what: str) -> None:
         """Take note of what the parser cannot read."""
         if not self.is_complete:
-            raise NoAnswer(self._address, f"the answer is not HTTP: {what}")
+            raise self._no_answer(f"the answer is not HTTP: {what}")
         self.is_reusable = False  # it stands behind the answer
+
+    def _no_answer(self, reason: str) -> NoAnswer:
+        return NoAnswer(self._address, reason, status=self._status)
 
     def end(self, cause: OSError | None = None) -> None:
         """Take note that the connection is over, which is where some bodies end.
@@ -289,7 +312,7 @@ class Exchange:
         framed = "content-length" in self._headers or "transfer-encoding" in self._headers
         if not self.is_complete and (cause is not None or not self.has_head or framed):
             why = f": {cause.strerror or cause}" if cause is not None else ""
-            raise NoAnswer(self._address, f"closed before the answer was complete{why}")
+            raise self._no_answer(f"closed before the answer was complete{why}")
         self.is_complete = True
 
     def take_body(self) -> bytes:
@@ -308,7 +331,11 @@ class Exchange:
         if self.is_complete:
             self.is_reusable = False
 
+    def on_status(self, reason: bytes) -> None:
+        self._note_status()
+
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._note_status()  # there may be no reason behind it
         if not self.has_head and not self.is_complete:  # what comes later are trailers
             key, text = name.decode("latin-1").lower(), value.decode("latin-1")
             self._headers[key] = f"{self._headers[key]}, {text}" if key in self._headers else text
@@ -317,11 +344,17 @@ class Exchange:
         if self.is_complete:
             return
         status = int(self._parser.get_status_code())
-        if 100 <= status < 200:
+        if 100 <= status < _FINAL_MIN:
             self._headers.clear()
         else:
             self._status = status
             self.has_head = True
+
+    def _note_status(self) -> None:
+        """Take note of the status, unless it is that of an interim answer, or of one behind this one."""
+        status = int(self._parser.get_status_code())
+        if status >= _FINAL_MIN and not self.is_complete:
+            self._status = status
 
     def on_body(self, data: bytes) -> None:
         if not self.is_complete:

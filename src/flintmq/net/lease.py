@@ -6,6 +6,10 @@ Rules of this file:
   suspended: the store counts meanwhile.
 - A store that does not answer is asked again until it says that the lease is gone, because one that comes back gives
   every lease its full time.
+- Once the holder may not rely on it any more, a renewal is sent only behind a read that the store answered in time, and
+  one that is not answered by then is sent no more. A store that was away answers the read at once, and nothing changes
+  for it. One that carries out what it is asked and answers too late would else keep the lease for ever, for a holder
+  that may never act on it: without renewals it ends there, and others are elected.
 - What renews it is a thread with an event loop of its own, where there are threads: a turn of the holder's loop that
   takes two seconds is no reason to elect somebody else. It renews for as long as that loop has turned within the last
   second, so that a process that hangs does lose its lease.
@@ -24,7 +28,15 @@ from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 from flintmq.clock import Clock
-from flintmq.cluster.store import LeaseNotFound, OutcomeUnknown, Store, StoreError, StoreUnavailable, Tenure
+from flintmq.cluster.store import (
+    LeaseNotFound,
+    OutcomeUnknown,
+    Store,
+    StoreError,
+    StoreRefused,
+    StoreUnavailable,
+    Tenure,
+)
 from flintmq.net.tasks import kept_up
 
 RENEWALS_PER_TTL = 3
@@ -56,17 +68,27 @@ def _ignore() -> None:
 class HeldLease:
     """A lease of ours.
 
+    Args:
+        key: that our user of the store may read; whether it is there does not matter.
+        on_change: called after every attempt to renew it.
+
     Attributes:
         lease_id: its id in the store.
         tenure: how long may be relied on it; it is the holder's to ask, immediately before every act.
         lost: set when the store says that it is gone.
         failure: why it was not renewed the last time; empty: it was.
-        asked_at_ns: boot time at which the store was asked that has not answered yet; 0: it has.
-        on_change: called after every attempt to renew it.
+        asked_at_ns: boot time since which the store is asked and has not answered; 0: it has, or that has failed.
+        on_change: as it was given; may be exchanged.
     """
 
     def __init__(
-        self, store: Store, clock: Clock, lease_id: int, tenure: Tenure, on_change: Callable[[], object] = _ignore
+        self,
+        store: Store,
+        key: str,
+        clock: Clock,
+        lease_id: int,
+        tenure: Tenure,
+        on_change: Callable[[], object] = _ignore,
     ) -> None:
         self.lease_id = lease_id
         self.tenure = tenure
@@ -76,6 +98,7 @@ class HeldLease:
         self.on_change = on_change
         self._is_gone = False  # known at once, in whatever thread
         self._store = store
+        self._key = key
         self._clock = clock
 
     @property
@@ -119,6 +142,41 @@ class HeldLease:
         tenure.renewed(sent_at_ns, ttl_s * 1_000_000_000)
         self.tenure = tenure  # as a whole: another thread may be asking
 
+    async def _renew_if_heard(self, store: Store) -> None:
+        """Renew it, behind an answer of the store where the holder may not rely on the lease.
+
+        Raises:
+            LeaseNotFound: it is gone.
+            StoreError: it was not renewed.
+        """
+        asked_at_ns = now_ns = self._clock.boottime_ns()
+        if self.tenure.is_held(now_ns):
+            # what is left in the store, not to the holder: who asks why that may not act finds what is under way
+            left_s = (self.tenure.sent_at_ns + self.tenure.ttl_ns - now_ns) / 1e9
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._renew(store)
+                return
+        await self._hear(store, asked_at_ns)
+        await self._renew(store)
+
+    async def _hear(self, store: Store, asked_at_ns: int) -> None:
+        """Return when the store has answered something, whatever that is.
+
+        Args:
+            asked_at_ns: since when it has not.
+
+        Raises:
+            StoreError: it has not in time.
+        """
+        self.asked_at_ns = asked_at_ns
+        try:
+            await store.get(self._key)
+        except StoreRefused:
+            pass  # this is an answer as well
+        finally:
+            self.asked_at_ns = 0
+
     async def keep(self) -> None:
         """Renew it until it is gone, in a thread where the store can be asked in one."""
         way = self._store.apart() if isinstance(self._store, Apart) else None
@@ -137,7 +195,7 @@ class HeldLease:
                 while turns.is_standing_still:  # noqa: ASYNC110 - what would set an event does not run
                     await asyncio.sleep(LOOK_S)
             try:
-                await self._renew(store)
+                await self._renew_if_heard(store)
             except LeaseNotFound:
                 _log.warning("STORE: %s", self._why_gone())
             except StoreError as error:
@@ -251,11 +309,12 @@ def _end(ended: asyncio.Future[None], error: BaseException | None) -> None:
 
 @asynccontextmanager
 async def holding(
-    store: Store, clock: Clock, ttl_s: int, margin_ns: int = 0, on_change: Callable[[], object] = _ignore
+    store: Store, key: str, clock: Clock, ttl_s: int, margin_ns: int = 0, on_change: Callable[[], object] = _ignore
 ) -> AsyncIterator[HeldLease]:
     """Hold a lease of ``ttl_s`` seconds while the block runs; it is ended with it, if the store can be asked.
 
     Args:
+        key: that our user of the store may read, such as the one that is to be under the lease.
         margin_ns: how much earlier than the store its holder takes it for gone.
         on_change: is called after every attempt to renew it.
 
@@ -265,7 +324,7 @@ async def holding(
     sent_at_ns = clock.boottime_ns()
     lease = await store.grant(ttl_s)
     tenure = Tenure(lease.ttl_s * 1_000_000_000, sent_at_ns, margin_ns)
-    held = HeldLease(store, clock, lease.lease_id, tenure, on_change)
+    held = HeldLease(store, key, clock, lease.lease_id, tenure, on_change)
     keeping = asyncio.get_running_loop().create_task(kept_up(held.keep, "renewing a lease", pause_s=AGAIN_S))
     try:
         yield held

@@ -129,8 +129,10 @@ class Membership:
         self._last_revision = 0  # at which we were registered
         self._is_told_held = False
         self._told_failure = ""
+        self._why_ended = ""  # what the store said, when that ended the registration
         self._timer: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
+        self._is_doubted = False  # somebody has heard of another record in the place of ours
         self._changed = asyncio.Event()
         self._replaced: Replaced | None = None
         self._task: asyncio.Task[None] | None = None
@@ -200,6 +202,11 @@ class Membership:
             self._changed.clear()
             await self._changed.wait()
 
+    def doubt(self) -> None:
+        """Look at our own record at once: somebody has heard that it is another process's."""
+        self._is_doubted = True
+        self._wake.set()
+
     # --- living
 
     def start(self) -> None:
@@ -238,14 +245,20 @@ class Membership:
         self._told_failure = str(error)
 
     async def _under_one_lease(self) -> None:
-        async with holding(self._store, self._clock, self._ttl_s, self._margin_ns, self._renewed) as lease:
+        async with holding(self._store, self.key, self._clock, self._ttl_s, self._margin_ns, self._renewed) as lease:
             self._lease = lease
             try:
                 await self._register(lease)
                 await self._keep(lease)
+            except Replaced:
+                raise
+            except StoreError as error:
+                self._why_ended = str(error)
+                raise
             finally:
                 self._pair = self._written = None
                 self._look()
+                self._why_ended = ""
 
     async def _register(self, lease: HeldLease) -> None:
         """Write the record, in the place of what stands there.
@@ -264,7 +277,12 @@ class Membership:
                 before = await self._store.get(self.key)
                 continue
             if before is not None and is_other:
-                _log.info("STORE: %s was left by the process before this one, which is gone", self.key)
+                _log.info(
+                    "STORE: %s was registered by the process before this one, incarnation %s; if that lives, two "
+                    "processes use copies of one data directory, and it takes part no longer",
+                    self.key,
+                    self._incarnation_of(before),
+                )
                 await self._end_lease_of(before)
             return
 
@@ -282,8 +300,11 @@ class Membership:
                 self.key,
             )
             return
+        raise Replaced(self.key, self._incarnation_of(pair))
+
+    def _incarnation_of(self, pair: KeyValue) -> str:
         record = _read(pair, type(self._record))
-        raise Replaced(self.key, "unknown" if record is None else record.incarnation)
+        return "unknown" if record is None else record.incarnation
 
     async def _write(self, lease: HeldLease, before: KeyValue | None) -> None:
         """Put our record in the place of ``before``; if that is not what stands there, ``_pair`` is None then."""
@@ -320,7 +341,7 @@ class Membership:
         """
         while not lease.lost.is_set():
             is_time_to_check = False
-            if self._written is self._record:
+            if self._written is self._record and not self._is_doubted:
                 self._wake.clear()
                 if lease.lost.is_set():
                     return
@@ -330,7 +351,8 @@ class Membership:
                 except TimeoutError:
                     is_time_to_check = True
             try:
-                if is_time_to_check:
+                if is_time_to_check or self._is_doubted:
+                    self._is_doubted = False
                     if await self._store.get(self.key) != self._pair:
                         await self._write_again(lease)
                 elif self._written is not self._record and not lease.lost.is_set():
@@ -400,7 +422,7 @@ class Membership:
         if lease is None or lease.lost.is_set():
             return "its lease has run out or was revoked"
         if self._pair is None:
-            return "its record was deleted or replaced"
+            return self._why_ended or "its record was deleted or replaced"
         return f"its lease was not renewed in time: {lease.failure or self._why_late(lease)}"
 
     def _why_late(self, lease: HeldLease) -> str:

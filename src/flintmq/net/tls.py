@@ -27,6 +27,7 @@ from datetime import UTC, datetime
 from typing import Generic, TypeVar
 
 from flintmq.errors import FlintError
+from flintmq.file_stamp import FileStamp, file_stamp
 from flintmq.net.tls_engine import OLD_CIPHERS, NewEngine, StandardTls, TlsEngine, TlsFailed, reason_of
 
 log = logging.getLogger(__name__)
@@ -98,17 +99,9 @@ class Renewed(Generic[Made]):
                 log.info("TLS: the changed files of %s are used from now on", self._names)
         return self._made
 
-    def _look(self) -> tuple[tuple[int, int, int] | None, ...]:
+    def _look(self) -> tuple[FileStamp | None, ...]:
         """Return by what a change of the files is noticed."""
-        return tuple(map(_stamp, self._paths))
-
-
-def _stamp(path: str) -> tuple[int, int, int] | None:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
+        return tuple(map(file_stamp, self._paths))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +146,9 @@ class ServerTls:
         if self.policy == REQUIRE:
             from flintmq.net.tls_unverified import unverified_engines  # a second TLS library, for this policy only
 
-            server_context(self)  # tells what is wrong with the files
+            standard = server_context(self)  # tells what is wrong with the files
             try:
-                return unverified_engines(self.cert, self.key, int(VERSIONS[self.min_version]))
+                return unverified_engines(self.cert, self.key, standard)
             except TlsFailed as failure:
                 raise TlsSetupError(f"--tls-client-auth-policy={REQUIRE}", failure.reason) from failure
         context = server_context(self)

@@ -5,16 +5,19 @@ what is in it. pyOpenSSL has: its verify callback decides, and here it agrees to
 that the client holds the key of the certificate it sent, so a client cannot take another's certificate; it can make one
 with any name in it. Whoever uses this policy lets the auth server decide what a name is worth.
 
-Only this policy loads pyOpenSSL. It is an engine like the standard one and shares its transport. Decision 7.
+Only this policy loads pyOpenSSL. It is an engine like the standard one and shares its transport. Decision 7. Beneath is
+another OpenSSL than the standard library's, with ciphers and a security level of its own: it is told those of a context
+of the standard library, so that a policy offers neither weaker nor fewer ciphers than another.
 Source: NSQ's TCP protocol; Go's ``tls.RequireAnyClientCert``.
 """
 
 from __future__ import annotations
 
+import ssl
+
 from OpenSSL import SSL
 
 from flintmq.net.tls_engine import (
-    OLD_CIPHERS,
     READ_SIZE_MAX,
     RECORD_SIZE_MAX,
     NewEngine,
@@ -127,11 +130,11 @@ def reason_of(error: SSL.Error) -> str:
     return "; ".join(str(reason[-1]) for reason in reasons) or type(error).__name__
 
 
-def unverified_engines(cert: str, key: str, min_version: int) -> NewEngine:
+def unverified_engines(cert: str, key: str, like: ssl.SSLContext) -> NewEngine:
     """Load the files; what is returned makes the engine of each connection.
 
     Args:
-        min_version: as TLS numbers them, 0x0303 for TLS 1.2.
+        like: whose minimum version, ciphers and security level it has.
 
     Raises:
         TlsFailed: a file cannot be used or the version is not offered.
@@ -141,9 +144,8 @@ def unverified_engines(cert: str, key: str, min_version: int) -> NewEngine:
     context.set_session_id(_SESSION_ID_CONTEXT)
     context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, _accept_any)
     try:
-        if min_version < SSL.TLS1_2_VERSION:
-            context.set_cipher_list(OLD_CIPHERS.encode())
-        context.set_min_proto_version(min_version)
+        context.set_cipher_list(_ciphers_of(like).encode())
+        context.set_min_proto_version(int(like.minimum_version))
         context.set_passwd_cb(lambda *_: b"")  # a prompt would stop a daemon for ever
         context.use_certificate_chain_file(cert)
         context.use_privatekey_file(key)
@@ -151,6 +153,12 @@ def unverified_engines(cert: str, key: str, min_version: int) -> NewEngine:
     except SSL.Error as error:
         raise TlsFailed(reason_of(error)) from error
     return lambda: UnverifiedTls(context)
+
+
+def _ciphers_of(context: ssl.SSLContext) -> str:
+    """Return the ciphers of a context, without those of TLS 1.3, which are all strong and not chosen by a list."""
+    names = [cipher["name"] for cipher in context.get_ciphers() if cipher["protocol"] != "TLSv1.3"]
+    return ":".join((*names, f"@SECLEVEL={context.security_level}"))
 
 
 def _accept_any(*_: object) -> bool:

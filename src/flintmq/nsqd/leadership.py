@@ -26,7 +26,7 @@ NOT_WRITABLE = "E_FAILED_ON_NOT_WRITABLE"
 
 
 class OfTheCluster(FlintError):
-    """A topic cannot be made or deleted here, because the cluster has it.
+    """A topic cannot be made, changed or deleted here, because the cluster has it.
 
     Args:
         topic: which.
@@ -37,7 +37,8 @@ class OfTheCluster(FlintError):
         self.topic = topic
 
     def __str__(self) -> str:
-        return f"topic {self.topic} is one of the cluster: nsqlookupd creates and deletes it, and says who leads it"
+        who = "nsqlookupd creates, changes and deletes it, and says who leads it"
+        return f"topic {self.topic} is one of the cluster: {who}"
 
 
 @dataclass(frozen=True, slots=True)

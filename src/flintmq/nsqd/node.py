@@ -5,6 +5,7 @@
     publishing  a Publish -> the log        subscribing  a client -> a channel        topics  created, changed, deleted
     engine      the turns of the broker     drain        takes no more                lookup  nsqlookupds are told
     damage      what the disk has lost      tracing      what happens to messages    data_path  where it leads to
+    disk_watch  whether it has room
 
 Rules of this file: rooms are put together here and know of each other only what they are given; nothing is global, so
 that several nodes can live in one process.
@@ -29,12 +30,13 @@ from flintmq.broker.subscription import Subscription
 from flintmq.budget import NO_LIMIT_BYTES
 from flintmq.env import Env
 from flintmq.errors import NO_MORE_MESSAGES, DiskFull, FlintError
-from flintmq.limits import DISK_RESERVE_BYTES, EPHEMERAL_DEPTH_MIN
+from flintmq.limits import EPHEMERAL_DEPTH_MIN
 from flintmq.migrate.metadata_file import MetadataFile
 from flintmq.net.problems import Problems
 from flintmq.nsqd.client import Clients
 from flintmq.nsqd.damage import DamageRegister
 from flintmq.nsqd.data_path import DataPathWatch
+from flintmq.nsqd.disk_watch import DiskWatch
 from flintmq.nsqd.drain import Drain
 from flintmq.nsqd.engine import Engine
 from flintmq.nsqd.identity import Identity
@@ -93,6 +95,7 @@ class Node:
             sync_timeout_ns=options.sync_timeout_ns,
         )
         self._data_path = DataPathWatch(env, files) if isinstance(files, OsFiles) else None  # in memory it has no path
+        self._disk = DiskWatch(env, files, options.data_path, lambda: broker.publishes.disk_full)
         self.agent: Agent | None = None
         self.refusal: FlintError | None = None
         self._stop: asyncio.Event | None = None
@@ -211,13 +214,14 @@ class Node:
                 self.agent.set_draining(True)
 
     def begin(self) -> None:
-        """Tell nsqlookupds where this node listens, hand out messages, and watch the data path."""
+        """Tell nsqlookupds where this node listens, hand out messages, and watch the data path and its disk."""
         me = self._identity.peer()
         self.tracing.node = format_address(me.broadcast_address, me.tcp_port)
         self.lookup.set(self._options.lookupd_tcp_address)
         self.topics.start_all()
         if self._data_path is not None:
             self._data_path.start()
+            self._disk.start()
 
     async def hand_over(self) -> bool:
         """Have other nodes of the cluster lead what is led here, if any are; return that. :meth:`exit` follows."""
@@ -252,6 +256,7 @@ class Node:
         """
         if self._data_path is not None:
             await self._data_path.close()
+            await self._disk.close()
         await self._metadata_file.close()
         self.tracing.close()
         await self.engine.close()
@@ -260,10 +265,10 @@ class Node:
     # -- state -------------------------------------------------------------------------------------------------------
 
     def health(self) -> str:
-        """Return ``OK``, or why the disk cannot be trusted now."""
+        """Return ``OK``, or why the disk cannot be trusted now, or the node takes part in its cluster no longer."""
         error = self._broker.write_error
         if error is None or isinstance(error, DiskFull):
-            if (full := self._disk_full(error)) is not None:
+            if (full := self._disk.full(error)) is not None:
                 return f"NOK - {full}"  # progress cannot be written then either, and this says what to do
             error = None
         if self.engine.health:
@@ -273,27 +278,14 @@ class Node:
                 return f"NOK - {each.directory}: {each.failed}; {NO_MORE_MESSAGES}"
         if error is None and self._data_path is not None and self._data_path.problem:
             return f"NOK - {self._data_path.problem}"
+        if error is None and self.agent is not None and self.agent.problem:
+            return f"NOK - {self.agent.problem}"
         return "OK" if error is None else f"NOK - {error}"
 
     def state_of_health(self) -> str:
         """As :meth:`health`, or that damage was found that nobody has acknowledged; the node serves all the same."""
         health = self.health()
         return self.damage.health() if health == "OK" else health
-
-    def _disk_full(self, error: DiskFull | None) -> DiskFull | None:
-        """Return why no publish would be stored now; without publishes nothing else would tell.
-
-        Args:
-            error: that one was answered with last.
-        """
-        needed = DISK_RESERVE_BYTES if error is None else error.needed_bytes
-        try:
-            free = self._files.free_bytes()
-        except OSError:
-            return error
-        if free > needed:
-            return None
-        return error or DiskFull(self._options.data_path, free, needed)
 
     # -- what rooms tell each other ------------------------------------------------------------------------------------
 

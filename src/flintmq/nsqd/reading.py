@@ -47,6 +47,7 @@ def offsets(broker: Broker, event: wire.Offsets, elsewhere: Sequence[LedElsewher
             "end": partition.log.committed_sequence,
             "start_timestamp": start_ns,
             "end_timestamp": end_ns,
+            "max_timestamp": partition.log.timestamp_max,
             "size_bytes": partition.log.size_bytes,
         }
         if event.timestamp_ns is not None:

@@ -104,6 +104,7 @@ class ClusterFigures:
         caught_up_count: copies that have caught up.
         replicas: how many partitions are here, led and followed.
         set_aside_count: logs in ``set-aside/`` of the data directory, as they were counted last.
+        double_topics: that this node has alone, from before it joined, although the cluster has one of that name.
     """
 
     cluster: str
@@ -120,6 +121,7 @@ class ClusterFigures:
     replica_count: int
     leader_count: int
     set_aside_count: int = 0
+    double_topics: tuple[str, ...] = ()
 
 
 class ClusterPart(Protocol):

@@ -498,14 +498,15 @@ class Session(Client, asyncio.Protocol):
             self.out.append(frame)
         self.engine.wants_output(self)
 
-    def _fail(self, code: str, detail: str, fatal: bool | None = None) -> None:
+    def _fail(self, code: str, detail: str, fatal: bool | None = None, note: str = "") -> None:
         """Answer with an error; a fatal one ends the connection behind all answers that still wait.
 
         Args:
             fatal: whether it is one; None: as the table of codes says.
+            note: for the log, which has it in the place of the detail.
         """
         if is_fatal(code) if fatal is None else fatal:
-            log.info("client %s: %s %s", self.peer, code, detail)
+            log.info("client %s: %s %s", self.peer, code, note or detail)
             self._end_input()
         self._reply(error_frame(code, detail))
 
@@ -644,7 +645,7 @@ class Session(Client, asyncio.Protocol):
             log.info("client %s: %s", self.peer, event.detail)
             self.abort()
             return
-        self._fail(event.code, event.detail)
+        self._fail(event.code, event.detail, note=event.note)
 
     def _identify(self, event: wire.Identify) -> None:
         try:

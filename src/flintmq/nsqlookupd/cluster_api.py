@@ -265,6 +265,7 @@ class ClusterApi(HttpApi):
     def change_topic(self, request: Request) -> Coroutine[Any, Any, Response]:
         topic = valid_argument(request, "topic")
         if not self._coordinator.has_topic(topic):
+            self._refuse_to_plan_for_nothing(request, topic)
             return super().change_topic(request)
         return self._at_master(request, lambda: self._changed(topic, request.query), topic, is_there=True)
 
@@ -283,6 +284,7 @@ class ClusterApi(HttpApi):
     def delete_topic(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
         topic = argument(request, "topic")
         if not self._coordinator.has_topic(topic):
+            self._refuse_to_plan_for_nothing(request, topic)
             return super().delete_topic(request)
         if request.query.get("partition", "**") != "**":
             raise HttpError(400, "REMOVE_SINGLE_PARTITION_NOT_ALLOWED")
@@ -297,6 +299,11 @@ class ClusterApi(HttpApi):
             return plan_row(await self._coordinator.order(order, True), True)
 
         return self._at_master(request, planned)
+
+    def _refuse_to_plan_for_nothing(self, request: Request, topic: str) -> None:
+        """Refuse ``dry_run`` for a topic that nobody has; one that the cluster has not has no plans."""
+        if is_switched(request.query, "dry_run") and self._nodes_of(topic) is None:
+            raise HttpError(404, f"there is no topic {topic}")
 
     def elect(self, request: Request) -> Coroutine[Any, Any, Response]:
         """Let a node lead a partition that nobody can lead without losing something."""

@@ -216,6 +216,10 @@ class Coordinator:
         self.loads = Loads()
         self._moves: dict[PartitionId, float] = {}  # since when, wall clock
         self.elections: deque[Election] = deque(maxlen=ELECTIONS_MAX)
+        # in monotonic time, for whoever asks for how long a leader has not said that it is ready
+        self._led_since_ns: dict[PartitionId, int] = {}  # as this nsqlookupd saw it
+        self._gone_ns: dict[tuple[str, int], int] = {}  # when the connection of a node ended last
+        self._left_ns: dict[str, int] = {}  # when an nsqd took back a topic; it may give the rest of it at once
         self._reasons: dict[str, tuple[bytes, str]] = {}  # of what this master writes, by key
         self._cluster_revision = 0  # at which the record of the cluster was there
         self._began_ns = env.clock.boottime_ns()
@@ -364,6 +368,7 @@ class Coordinator:
             if isinstance(change, PartitionChange):
                 self._note_move(change)
                 self._note_election(change)
+                self._note_leader(change)
             elif isinstance(change, Unreadable):
                 _log.error("CLUSTER: %s; what it is about stays as it is", change.error)
             elif isinstance(change, TopicChange) and change.now is None and change.before is not None:
@@ -402,6 +407,14 @@ class Coordinator:
             topic, number = change.partition
             self.elections.append(Election(at_s, topic, number, now.epoch, before.leader, now.leader, reason))
 
+    def _note_leader(self, change: PartitionChange) -> None:
+        """Remember since when a partition is led by whoever leads it."""
+        before, now = change.before, change.now
+        if now is None or not now.leader:
+            self._led_since_ns.pop(change.partition, None)
+        elif before is None or (before.leader, before.epoch) != (now.leader, now.epoch):
+            self._led_since_ns[change.partition] = self._env.clock.monotonic_ns()
+
     def _note_reason(self, change: Swap) -> None:
         if change.value is not None:
             self._reasons[change.key] = change.value, change.reason
@@ -430,6 +443,7 @@ class Coordinator:
     def _forget(self, topic: str) -> None:
         """Forget what nsqds said of a topic that the cluster has no longer."""
         self._database.delete_topic(topic)
+        self._left_ns.pop(topic, None)
         self._gone.pop(topic, None)
         self._gone[topic] = None
         if len(self._gone) > GONE_COUNT_MAX:
@@ -439,6 +453,8 @@ class Coordinator:
 
     def left(self, topic: str) -> None:
         """An nsqd has a topic no longer; it may have said that it has it after that was deleted."""
+        if self.has_topic(topic):
+            self._left_ns[topic] = self._env.clock.monotonic_ns()
         if topic in self._gone and not self.has_topic(topic) and not self._database.holders(topic):
             self._database.delete_topic(topic)
 
@@ -455,7 +471,12 @@ class Coordinator:
 
     def disconnected(self, node: NsqdNode) -> None:
         """The connection of an nsqd has ended: look whether it lives."""
-        self._look_at(self.view.nodes_at(node.broadcast_address, node.tcp_port))
+        records = self.view.nodes_at(node.broadcast_address, node.tcp_port)
+        if records:
+            places = {(each.host, each.tcp_port) for each in self.view.nodes.values()}
+            self._gone_ns = {place: at_ns for place, at_ns in self._gone_ns.items() if place in places}
+            self._gone_ns[node.broadcast_address, node.tcp_port] = self._env.clock.monotonic_ns()
+        self._look_at(records)
 
     def _look_at(self, nodes: Iterable[NodeRecord]) -> None:
         if self._controller is not None and not self._is_closing:
@@ -616,6 +637,18 @@ class Coordinator:
                     f"node {leader.node.node} ({leader.node.host}) leads and has not said here that it is ready"
                 )
         return found
+
+    def _unready_s(self, partition: PartitionId, leader: Leader | None) -> float:
+        """Return for how long the leader of a partition could have said here that it is ready, and has not."""
+        if leader is None or leader.is_ready:
+            return 0.0
+        now_ns = self._env.clock.monotonic_ns()
+        since_ns = max(
+            self._led_since_ns.get(partition, now_ns),
+            self._gone_ns.get((leader.node.host, leader.node.tcp_port), 0),
+            self._left_ns.get(partition[0], 0),
+        )
+        return max(0, now_ns - since_ns) / SECOND
 
     def has_topic(self, topic: str) -> bool:
         """Whether the cluster has a topic, whether or not its record can be read."""
@@ -916,6 +949,7 @@ class Coordinator:
                     "leader": "" if leader is None else leader.node.node,
                     "address": "" if leader is None else f"{leader.node.host}:{leader.node.tcp_port}",
                     "is_ready": leader is not None and leader.is_ready,
+                    "unready_s": round(self._unready_s((topic, number), leader), 1),
                     "in_sync": [] if state is None else list(state.in_sync_nodes),
                     "unconfirmed": [] if state is None else _unconfirmed(state, view.nodes),
                     "replicas": [] if state is None else list(state.replicas),

@@ -66,6 +66,7 @@ async def collect_cluster(coordinator: Coordinator) -> list[Family]:
     )
     takes_part, is_followed = not coordinator.problem, coordinator.store_away_since_s is None
     is_read_only = bool(coordinator.writing.reason)
+    draining = {*view.drains, *(name for name, node in view.nodes.items() if node.is_draining)}
     gauges = (
         ("cluster_master", "1 while this nsqlookupd is the master of the cluster", coordinator.is_master),
         ("cluster_has_master", "1 while there is a master, as far as this nsqlookupd knows",
@@ -78,7 +79,8 @@ async def collect_cluster(coordinator: Coordinator) -> list[Family]:
          is_read_only),
         ("cluster_lookupds", "nsqlookupds of the cluster that live", len(view.lookupds)),
         ("cluster_nodes", "nsqds of the cluster that live", len(view.nodes)),
-        ("cluster_draining_nodes", "nsqds that drain", sum(node.is_draining for node in view.nodes.values())),
+        ("cluster_draining_nodes", "nsqds that drain, by themselves or because an operator has everything taken from "
+         "them; those that are away as well", len(draining)),
         ("cluster_topics", "Topics of the cluster", len(view.topics)),
         ("cluster_partitions", "Partitions of the cluster", len(view.partitions) + missing),
         ("cluster_partitions_without_leader", "Partitions that nobody leads", unled + missing),

@@ -142,7 +142,7 @@ class NsqlookupdOptions(Options):
     cluster_store_password_file: str = option(
         Text("FILE"),
         "",
-        "file with the password of the user that the addresses of the store name",
+        "file with the password of the user that the addresses of the store name; read again when it changes",
         group=_PRODUCERS,
         origin="flintmq",
         default_text="none",

@@ -3,7 +3,8 @@
 Rules of this file: a session owns its node; the node and its registrations go when the connection goes, for whatever
 reason. All answers of one turn are one write. Bounds: 5 s for the magic, 30 s for the first command, a silent
 connection is cut, a peer that does not read is not read from, and one that sends much has its turns like everybody else
-(net/turns.py). Source: NSQ's nsqlookupd.
+(net/turns.py). Two connections of one address are of two nsqd only when the older one goes on to ping: an nsqd that
+comes back, or says anew who it is, is silent on the one before. Source: NSQ's nsqlookupd.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import cast
 
 import msgspec
 
+from flintmq.addresses import format_address
 from flintmq.clock import Clock
 from flintmq.cluster.registration import NsqdNode, RegistrationDatabase, TooManyRegistrations
 from flintmq.errors import RemoteProtocolError
@@ -42,9 +44,13 @@ from flintmq.wire.lookup import (
 CONNECTIONS_MAX = 10_000
 IDLE_DEADLINE_MIN_S = 60.0  # four of nsqd's pings, however short the inactive timeout is
 OUT_BUFFER_HIGH_BYTES = 64 * 1024
+ADDRESS_MAX = 300  # of it a log shows so much
 LINES_MAX = 20
 LINES_S = 1.0
 """So many changes of a connection's registrations have a line of the log each in so many seconds."""
+
+DOUBLE_NS = 10_000_000_000
+"""Pings of an older connection that are so far apart were not sent before the younger one began and only came late."""
 
 _log = logging.getLogger(__name__)
 
@@ -79,6 +85,7 @@ class Sessions:
         self._open: dict[LookupSession, None] = {}
         self._problems = Problems(clock)
         self._node_ids: dict[str, None] = {}
+        self._by_address: dict[str, dict[str, None]] = {}  # node ids, the youngest last
         self._collision_count = 0
 
     def __len__(self) -> int:
@@ -102,6 +109,24 @@ class Sessions:
             why = f"too few of {descriptor_limit()} files are left (see ulimit -n)"
         self._problems.tell(f"client refused: {why}", logging.WARNING, peer)
 
+    def identified(self, node: NsqdNode) -> None:
+        """Note at which address a new node is to be found."""
+        self._by_address.setdefault(_address_of(node), {})[node.node_id] = None
+        self.on_identified(node)
+
+    def younger(self, node: NsqdNode) -> str:
+        """Return the id of the youngest node of the same address; empty: it is this one."""
+        youngest = next(reversed(self._by_address[_address_of(node)]))
+        return "" if youngest == node.node_id else youngest
+
+    def tell_double(self, node: NsqdNode, other: str) -> None:
+        """Say that two connections of one address live."""
+        line = (
+            f"two connections that both live say that they are nsqd {_address_of(node)[:ADDRESS_MAX]}: two nsqd with "
+            "one --broadcast-address and port, of which clients reach one, or one that names this nsqlookupd twice"
+        )
+        self._problems.tell(line, logging.WARNING, f"{node.node_id} and {other}")
+
     def discard(self, session: LookupSession, node: NsqdNode | None) -> None:
         """Forget a closed session and drop its node.
 
@@ -112,6 +137,10 @@ class Sessions:
         if node is not None:
             removed = self.database.remove_node(node.node_id)
             self._node_ids.pop(node.node_id, None)
+            others = self._by_address.get(_address_of(node), {})
+            others.pop(node.node_id, None)
+            if not others:
+                self._by_address.pop(_address_of(node), None)
             _log.info("CLIENT(%s): closing, %d registrations removed", node.node_id, len(removed))
             for topic in dict.fromkeys(topic for topic, _ in removed):
                 self.on_left(topic)
@@ -160,6 +189,8 @@ class LookupSession(asyncio.Protocol):
         self._lines_since = 0.0
         self._line_count = 0  # since then
         self._untold_count = 0  # changes that had no line
+        self._double_since_ns: int | None = None  # it pings, and a younger connection has its address
+        self._has_told_double = False
 
     # --- asyncio
 
@@ -263,7 +294,21 @@ class LookupSession(asyncio.Protocol):
         elif self._node_id:
             silent_ns = self._sessions.database.touch(self._node_id, self._sessions.clock.monotonic_ns())
             _log.debug("CLIENT(%s): pinged (last ping %.3fs)", self._node_id, silent_ns / 1e9)
+            self._look_for_double()
         return OK_RESPONSE
+
+    def _look_for_double(self) -> None:
+        """Say once that a younger connection has the address of this one, which goes on to ping."""
+        if self._node is None or self._has_told_double:
+            return
+        other, now_ns = self._sessions.younger(self._node), self._sessions.clock.monotonic_ns()
+        if not other:
+            self._double_since_ns = None
+        elif self._double_since_ns is None:
+            self._double_since_ns = now_ns
+        elif now_ns - self._double_since_ns >= DOUBLE_NS:
+            self._has_told_double = True
+            self._sessions.tell_double(self._node, other)
 
     def _identify(self, peer: PeerInfo) -> None:
         ours = self._sessions.cluster_id()
@@ -286,7 +331,7 @@ class LookupSession(asyncio.Protocol):
         )
         self._sessions.database.add_node(node)
         self._node = node
-        self._sessions.on_identified(node)
+        self._sessions.identified(node)
         facts = (self._node_id, peer.broadcast_address, peer.tcp_port, peer.http_port, peer.version)
         _log.info("CLIENT(%s): IDENTIFY Address:%s TCP:%d HTTP:%d Version:%s", *facts)
 
@@ -335,7 +380,8 @@ class LookupSession(asyncio.Protocol):
     # --- closing
 
     def _refuse(self, error: RemoteProtocolError, answers: list[bytes]) -> None:
-        _log.error("[%s] - %s", self._remote_address, error)
+        note = self._wire.note
+        _log.error("[%s] - %s%s", self._remote_address, error, note and f" {note}")
         self._write([*answers, encode_error(error)])
         self._is_closing = True
         if self._transport is not None:
@@ -374,3 +420,8 @@ class LookupSession(asyncio.Protocol):
 
     def describe(self) -> str:
         return f"{self._node_id or self._remote_address} {self._wire.describe()}"
+
+
+def _address_of(node: NsqdNode) -> str:
+    """Return where clients connect to it."""
+    return format_address(node.broadcast_address, node.tcp_port)

@@ -281,6 +281,7 @@ class Feed:
         if self._retry is not None:
             self._retry.cancel()
         self.consumer.stop()
+        await asyncio.sleep(0)  # the consumer has stopped then: nsqd hears of it before it can deliver these again
         while self._sync_task is not None:
             await asyncio.wait([self._sync_task])
         self._held.give_back()  # NSQ's nsqd would wait for the message timeout

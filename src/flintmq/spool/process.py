@@ -16,7 +16,8 @@ In ``directory`` (one process at a time, by flock)::
     t-<topic>/          a log of flintmq.storage: segments named by their first offset
     token               that clients have to say; its reader is the owner alone
 
-The rules of this file: the directory is checked before anything is written to it.
+The rules of this file: the directory is checked before anything is written to it; ``spool.json`` has one writer at a
+time, so who writes it is not cancelled: its thread would go on, in the file that the next one writes.
 
 Source: docs/decisions/0032.
 """
@@ -58,6 +59,8 @@ SEGMENTS_MIN = 8  # of the most bytes that are kept, so that what is read can go
 FRAME_SIZE_MAX = BATCH_SIZE_MAX - (1 << 20)
 SETTINGS_SIZE_MAX = 1 << 20
 STATE_INTERVAL_S = 0.5
+STATE_SLOW_S = 5.0
+"""So long the end waits for a write of ``spool.json`` before it says so."""
 HEARD_S = 5.0
 """The time that who started a spool has to hear that it ends by itself; until then it can be asked."""
 ASK_AGAIN_S = 2.0
@@ -184,6 +187,7 @@ class Spool:
         self._feeds = {topic: self._feed(topic) for topic in settings.topics}
         self._has_headers = dict.fromkeys(settings.topics, False)  # as far as is known
         self._is_state_due = False
+        self._has_stopped = asyncio.Event()  # nothing more is read
         self._is_left = asyncio.Event()
 
     def _feed(self, topic: str) -> Feed:
@@ -251,8 +255,9 @@ class Spool:
         _say({"address": listener.name, "logs": logs})
         threading.Thread(target=_wait_for_end, args=(loop, self._stop), name="stdin", daemon=True).start()
         tasks = [loop.create_task(self._consume(feed)) for feed in self._feeds.values()]
-        tasks += [loop.create_task(self._tick()), loop.create_task(self._write_states())]
-        for task in tasks:
+        tasks.append(loop.create_task(self._tick()))
+        writer = loop.create_task(self._write_states())
+        for task in (*tasks, writer):
             task.add_done_callback(self._task_ended)
         try:
             await end
@@ -270,7 +275,7 @@ class Spool:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-            await self._write_state(is_ended=True)
+            await self._write_last_state(writer)
 
     async def _consume(self, feed: Feed) -> None:
         """Take a topic until its consumer ends.
@@ -362,10 +367,24 @@ class Spool:
         self._is_state_due = True
 
     async def _write_states(self) -> None:
-        while True:
-            await asyncio.sleep(STATE_INTERVAL_S)
+        while not self._has_stopped.is_set():
             if self._is_state_due:
                 await self._write_state()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STATE_INTERVAL_S):  # of the pause alone: a write is never cut short
+                    await self._has_stopped.wait()
+
+    async def _write_last_state(self, writer: asyncio.Task[None]) -> None:
+        """Write down that this is the end, behind what is being written.
+
+        However long a disk takes, the directory is kept until then: who takes it next writes the same file. Who started
+        this process kills it when that is too long.
+        """
+        self._has_stopped.set()
+        if not (await asyncio.wait([writer], timeout=STATE_SLOW_S))[0]:
+            log.error("%s of the spool is being written for %g s: waiting for the disk", STATE, STATE_SLOW_S)
+            await asyncio.wait([writer])
+        await self._write_state(is_ended=True)
 
     async def _write_state(self, is_ended: bool = False) -> None:
         """Write down how far reading is; behind a kill a new query begins a little earlier."""

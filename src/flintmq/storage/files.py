@@ -34,6 +34,7 @@ RESERVE_NAME = "room-to-start"
 """A file that is deleted for a start on a full disk."""
 _RESERVE_BYTES = 1024 * 1024
 _SQLITE_PATH_BYTES_MAX = 504  # 512 with the end of its name and that of a journal
+_MAKE_TRIES = 3
 _GOES_ON = "all goes on in the directory of the start; the path has to lead there again before the next start"
 
 log = logging.getLogger(__name__)
@@ -173,6 +174,10 @@ class Files(Protocol):
 
     def remove_directory(self, path: str) -> None:
         """Remove a directory and everything in it; no error when it does not exist. No link is followed."""
+        ...
+
+    def remove_empty_directory(self, path: str) -> None:
+        """Remove a directory in which there is nothing; one that has something in it, or is none, stays."""
         ...
 
     def sync_directory(self, path: str) -> None:
@@ -574,6 +579,13 @@ class OsFiles:
                 os.close(fd)
 
     def make_directory(self, path: str, durable: bool = True) -> None:
+        for _ in range(_MAKE_TRIES - 1):
+            with contextlib.suppress(FileNotFoundError):  # a parent was empty, and removed meanwhile
+                self._make_directory(path, durable)
+                return
+        self._make_directory(path, durable)
+
+    def _make_directory(self, path: str, durable: bool) -> None:
         self._absolute(path)  # refuses a path that leaves the data directory
         parent = ""
         for part in path.split("/"):
@@ -628,6 +640,15 @@ class OsFiles:
                 self.remove_directory(child)
         with self._named(absolute):
             os.rmdir(path, dir_fd=root)
+
+    def remove_empty_directory(self, path: str) -> None:
+        absolute = self._absolute(path)
+        try:
+            with self._named(absolute):
+                os.rmdir(path, dir_fd=self._directory_fd)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
 
     def sync_directory(self, path: str) -> None:
         with self._directory(path) as fd:

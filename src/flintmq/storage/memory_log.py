@@ -133,6 +133,11 @@ class MemoryLog:
 
     fetch_unverified = fetch
 
+    @property
+    def timestamp_max(self) -> int:
+        """The latest timestamp of the messages that are kept, in ns, 0 when there is none."""
+        return max((batch.timestamp_ns for batch in self._batches), default=0)
+
     def sequence_at(self, timestamp_ns: int) -> int:
         """First sequence with a timestamp at or after ``timestamp_ns``."""
         for batch in self._batches:

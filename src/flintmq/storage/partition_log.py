@@ -632,7 +632,7 @@ class PartitionLog:
         try:
             file.write_at(active.size, data)
         except OSError as error:
-            failure = self._write_failed(active, error)
+            failure = self._write_failed(active, error, size)
             if isinstance(failure, FileSizeLimit) and not active.is_empty:
                 return self._write_bytes(self._roll(), data)
             raise failure from error
@@ -672,7 +672,7 @@ class PartitionLog:
     def _sample_space(self, size: int) -> None:
         free = self._files.free_bytes()
         if free - size < DISK_RESERVE_BYTES:
-            raise DiskFull(self._active.path, free, DISK_RESERVE_BYTES)
+            raise DiskFull(self._active.path, free, DISK_RESERVE_BYTES, size)
         # Other logs write to the same disk: look again after a little, not after all of what is free now.
         self._space_credit = size + min(SPACE_SAMPLE_BYTES, free - size - DISK_RESERVE_BYTES)
 
@@ -681,7 +681,7 @@ class PartitionLog:
         """Whether the disk has room for what is appended at once."""
         return self._files.free_bytes() >= DISK_RESERVE_BYTES + BATCH_SIZE_MAX
 
-    def _write_failed(self, segment: Segment, error: OSError) -> StorageError:
+    def _write_failed(self, segment: Segment, error: OSError, size: int) -> StorageError:
         if error.errno in _OUT_OF_SPACE or error.errno == errno.EFBIG:
             try:
                 # Unlike other errors these say that earlier bytes are fine; cut what arrived and stay usable.
@@ -691,7 +691,7 @@ class PartitionLog:
             if error.errno == errno.EFBIG:
                 return FileSizeLimit(segment.path)
             self._space_credit = 0
-            return DiskFull(segment.path, self._files.free_bytes(), DISK_RESERVE_BYTES)
+            return DiskFull(segment.path, self._files.free_bytes(), DISK_RESERVE_BYTES, size)
         return self._fail(segment.path, str(error))
 
     def _fail(self, path: str, reason: str) -> WriteFailed:
@@ -1077,6 +1077,13 @@ class PartitionLog:
             start = ends[number]
             number += 1
         return b"".join(parts), start
+
+    @property
+    def timestamp_max(self) -> int:
+        """The latest timestamp of the messages that are stored, in ns, 0 when there is none; where the clock was set
+        back, that is not the one of the last message.
+        """
+        return max((segment.timestamp_max for segment in self._segments), default=0)
 
     def sequence_at(self, timestamp_ns: int) -> int:
         """The first sequence with a timestamp of at least ``timestamp_ns``; ``next_sequence`` when there is none."""

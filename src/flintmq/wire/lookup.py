@@ -30,6 +30,7 @@ from flintmq.errors import UNREADABLE_JSON, LocalProtocolError, RemoteProtocolEr
 from flintmq.limits import COMMAND_LINE_SIZE_MAX, PARTITION_COUNT_MAX
 from flintmq.names import is_valid_name
 from flintmq.topic_meta import TopicMeta, decode_meta, encode_meta
+from flintmq.wire.magic import bad_magic
 
 MAGIC_V1 = b"  V1"
 OK = b"OK"
@@ -40,6 +41,8 @@ ALL_PARTITIONS = -11
 """In place of a partition: a topic without partitions, or all that there are."""
 
 _INT32 = Struct(">i")
+_TLS_HINT = "TLS, which nsqlookupd speaks over HTTP alone, --https-address"
+_OTHER_MAGICS = {b"  V2": "a client of nsqd: it finds nsqds at nsqlookupd's HTTP address"}
 
 
 class PeerInfo(msgspec.Struct, frozen=True):
@@ -141,6 +144,9 @@ class LookupServerConnection:
 
     Feed with :meth:`receive_data`, then take :meth:`next_event` until it returns None; what is kept between two feeds
     is less than one command line or one IDENTIFY body. After a fatal error it returns None for ever.
+
+    Attributes:
+        note: for the log beside a fatal error, which the peer is not told; empty where there is nothing to say.
     """
 
     def __init__(self, identify_size_max: int = IDENTIFY_SIZE_MAX) -> None:
@@ -154,6 +160,7 @@ class LookupServerConnection:
         self._is_identified = False
         self._has_partitions = False
         self._is_broken = False
+        self.note = ""
 
     @property
     def has_magic(self) -> bool:
@@ -220,6 +227,7 @@ class LookupServerConnection:
         if len(self._buffer) < len(MAGIC_V1):
             return False
         if not self._buffer.startswith(MAGIC_V1):
+            self.note = bad_magic(self._buffer, _TLS_HINT, _OTHER_MAGICS)
             raise RemoteProtocolError("E_BAD_PROTOCOL")
         self._has_magic = True
         self._position = self._searched = len(MAGIC_V1)

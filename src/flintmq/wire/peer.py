@@ -125,7 +125,7 @@ class Identity(_Frame, frozen=True):
     """The process at one end of a connection.
 
     Attributes:
-        cluster_id: of the cluster that it belongs to.
+        cluster_id: of the cluster that it belongs to; empty: it does not know yet, because it has not heard the store.
         node: its id.
         incarnation: of the process.
         boot_id: of its machine's start.
@@ -670,6 +670,13 @@ def _proof(secret: bytes, role: bytes, dialer: Identity, nonce: bytes, acceptor:
 
 
 def _check_identity(me: Identity, peer: Identity, purpose: int) -> None:
+    if not me.cluster_id and peer.cluster_id:
+        raise PeerError(
+            f"node {peer.node} belongs to cluster {peer.cluster_id}, and this one does not know its own before it has "
+            "reached the coordination store"
+        )
+    if not peer.cluster_id and me.cluster_id:
+        raise PeerError(f"node {peer.node} has not reached the coordination store yet, and names no cluster")
     if peer.cluster_id != me.cluster_id:
         raise PeerError(f"node {peer.node} belongs to cluster {peer.cluster_id}, this one to {me.cluster_id}")
     is_itself = peer.incarnation == me.incarnation and purpose != Purpose.REPLICATION

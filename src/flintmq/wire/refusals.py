@@ -11,4 +11,4 @@ class Incomplete(Exception):
 
 
 class Refused(Exception):
-    """A violation; args are code and detail."""
+    """A violation; args are code and detail, and what only the log is told, if anything."""

@@ -40,6 +40,7 @@ from flintmq.wire.commands import COMMANDS, FETCH_BODY, MAGIC_V2, Command, reade
 from flintmq.wire.commands import INIT as INIT
 from flintmq.wire.commands import SUBSCRIBED as SUBSCRIBED
 from flintmq.wire.frames import INT32
+from flintmq.wire.magic import bad_magic
 from flintmq.wire.params import NOT_A_NUMBER as NOT_A_NUMBER
 from flintmq.wire.params import FirstSequence
 from flintmq.wire.params import go_quote as go_quote
@@ -61,6 +62,8 @@ _LINES_MAX = 16  # kept by one connection
 _KEPT_LINE_BYTES_MAX = 128  # of each
 _ONCE_RUN_MAX = 1024  # messages of a producer that counts: one of them that fails makes all of a run fail
 _read_size = INT32.unpack_from
+_TLS_HINT = "TLS from the first byte: a client asks for it with tls_v1 in IDENTIFY"
+_OTHER_MAGICS = {b"  V1": "a nsqd that wants to register: this is no nsqlookupd"}
 
 
 @dataclass(slots=True)
@@ -236,10 +239,12 @@ class Violation:
 
     Attributes:
         code: error code; empty when nsqd closes without an error frame.
+        note: for the log alone; the client is not told.
     """
 
     code: str
     detail: str
+    note: str = ""
 
 
 Event = (
@@ -545,7 +550,7 @@ class ServerConnection:
                 if size < 4:
                     raise _Incomplete(4)
                 if data[:4] != MAGIC_V2:
-                    raise _Refused("E_BAD_PROTOCOL", "")
+                    raise _Refused("E_BAD_PROTOCOL", "", bad_magic(data, _TLS_HINT, _OTHER_MAGICS))
                 self._magic = True
                 position = 4
             for _ in range(COMMANDS_MAX):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from flintmq.broker.clock_steps import STEPS_MAX, ClockSteps
+from flintmq.broker.clock_steps import STEP_MIN_NS, STEPS_MAX, ClockSteps
 
 SECOND = 1_000_000_000
 
@@ -71,6 +71,7 @@ def test_a_clock_that_is_slowed_is_one_step():
     assert abs(world.steps.stored_ns(wall_ns) - at_ns) <= 10 * STEPS_MAX * 50_000_000
 
 
+@example([(0, -7 * SECOND), (0, 7 * SECOND + STEP_MIN_NS - 1)])  # a step that another one takes back but for a little
 @given(st.lists(st.tuples(st.integers(0, 10**13), st.integers(-(10**13), 10**13)), max_size=STEPS_MAX))
 def test_nothing_is_older_than_it_is(moves: list[tuple[int, int]]):
     world = World()

@@ -287,6 +287,10 @@ def test_not_while_the_disk_fails():
     assert world.broker.write_error is not None
     world.broker.channel(topic, "c")
     assert not world.broker.hold_until_durable(topic, print)
+    new = world.broker.topic("new", world.clock.wall_ns(), later=True)
+    world.broker.publish(new, [b"waits for the files of its topic"])
+    turn(world)
+    assert world.broker.write_error is not None, "nothing was stored since"
     world.publish("t", [b"b"])
     world.broker.channel(topic, "d")
     assert world.broker.hold_until_durable(topic, print)

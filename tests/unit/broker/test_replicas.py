@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -662,6 +663,48 @@ def test_one_that_is_removed_is_gone_with_all_that_it_has(world):
     assert world.log.log_id == 9 and world.replica.epoch == 0
 
 
+@pytest.mark.parametrize("how", ["remove", "set_aside"])
+def test_the_directory_of_a_topic_goes_with_the_last_of_its_replicas(how, world):
+    world.make(2, log_id=5)
+    fill(world)
+    for number, left in ((1, ["t-t"]), (2, [])):
+        getattr(world.broker.replicas, how)(world.broker.replicas["t", number], world.done.append)
+        world.settle()
+        assert world.files.list("topics") == left
+    world.make(2, log_id=6)
+    assert world.files.list("topics/t-t") == ["p-0002"] and all(error is None for error in world.done)
+
+
+def test_the_directory_of_a_topic_that_is_made_anew_meanwhile_stays(world):
+    """The files of another replica are about to be made when the last one that was there goes."""
+    seen: list[str] = []
+    world.disk.observers.append(lambda operation: seen.append(f"{operation.kind} {operation.path}"))
+    world.broker.replicas.remove(world.replica, world.done.append)
+    world.broker.replicas.create("t", 2, TOPIC_NUMBER, 9, META, world.done.append)
+    world.settle()
+    assert world.files.list("topics/t-t") == ["p-0002"] and world.done == [None, None]
+    assert "remove_directory topics/t-t" not in seen
+
+
+def test_what_a_topic_left_of_its_directory_goes_at_the_next_start(world):
+    world.files.make_directory("topics/t-empty")
+    world.files.make_directory("topics/t-other")
+    world.files.open("topics/t-other/of somebody else", create=True).close()
+    world.die(power_loss=False)
+    assert world.files.list("topics") == ["t-other", "t-t"] and not world.broker.topics
+
+
+@pytest.mark.parametrize("nth", range(1, 9))
+def test_a_kill_while_the_last_replica_is_removed_leaves_no_empty_directory(nth, world):
+    world.disk.crash_at(world.disk.operation_count + nth, False, random.Random(nth))
+    with suppress(DiskCrashed):
+        world.broker.replicas.remove(world.replica, world.done.append)
+        world.settle()
+    if not world.done:
+        world.open()
+    assert world.files.list("topics") == (["t-t"] if world.broker.replicas else [])
+
+
 def test_one_that_is_set_aside_can_be_looked_at(world):
     fill(world)
     size = sum(path.endswith(".log") for path in world.disk.paths())
@@ -787,6 +830,23 @@ def test_what_was_told_of_another_topic_of_this_name_is_not_believed(meta):
     assert topic.partitions[NUMBER].headers_from == 0, "all of it has them, or nothing has"
     assert replica.meta == meta, "and its followers are told so"
     assert not world.broker.change_meta(topic, PLAIN) and topic.meta == meta
+
+
+def test_a_record_from_before_a_topic_had_headers_takes_none_of_them():
+    """A coordination store was put back, and counts further than the partition by now."""
+    world = World()
+    known = msgspec.structs.replace(META, extend_support=True, version=4)
+    for number in (1, 2):
+        replica = world.make(number, log_id=number + 10, meta=known)
+        replica.note_epoch(1, True, world.done.append)
+        world.settle()
+        record = TopicMeta(partition_num=2, retention_days=3, version=4 + number)
+        world.broker.led_replicas.promote(replica, 1, record, world.done.append)
+        world.settle()
+    assert all(error is None for error in world.done), world.done
+    topic = world.broker.topics["t"]
+    assert topic.meta == TopicMeta(partition_num=2, retention_days=3, version=6, extend_support=True)
+    assert [each.headers_from for each in topic.partitions.values()] == [0, 0]
 
 
 def test_none_becomes_a_partition_of_a_topic_of_this_node_alone(world):

@@ -52,6 +52,44 @@ def test_who_is_removed_is_forgotten_then(world: World):
     assert not settled(world).view.drains
 
 
+@pytest.mark.parametrize("in_sync_of_replicas", [("a", "a"), ("a", "ab")])
+def test_a_partition_that_stays_until_its_node_is_back_is_no_move(world: World, in_sync_of_replicas: tuple[str, str]):
+    """Its copy is neither made elsewhere nor taken away, so it is no row of the plan; a note tells of it."""
+    world.partition("t", 0, state("a", *in_sync_of_replicas))
+    world.topic("u", replica=2, number=8)
+    world.partition("u", 0, state("b", "ba", topic_number=8, log_id=10))
+    plan = orders.drain(settled(world).controller, "a")
+    assert plan.swap is not None
+    assert plan.rows == [{"topic": "u", "partition": 0, "from": "a", "to": "c"}] and plan.count == 1
+    (note,) = plan.notes
+    assert note.startswith("partition t/0: node a has the only copy") and "it stays as it is until that is back" in note
+
+
+def test_a_node_is_drained_whose_only_copies_could_go_nowhere(world: World):
+    for name in "bc":
+        world.node(node(name, is_full=True))
+    plan = orders.drain(settled(world).controller, "a", is_removal=True)
+    assert plan.swap is not None and not plan.rows and plan.count == 0
+    assert "partition t/0: node a has the only copy" in plan.notes[0]
+    nowhere = "node a has a copy of partition t/0 that can go nowhere"
+    assert f"When it is back it stays: {nowhere}" in plan.notes[0]
+    # what stands can be asked for, and waited for, also when it cannot be ordered any more
+    world.swap(plan.swap)
+    world.node(node("a"))
+    plan = orders.drain(settled(world).controller, "a", is_removal=True)
+    assert plan.swap is None and not plan.rows and plan.notes[0].startswith(nowhere)
+    assert "it stays until there are more nodes, or flintmq node drain a --undo" in plan.notes[0]
+
+
+def test_many_partitions_that_stay_are_counted(world: World):
+    world.topic("t", partition_num=30)
+    for number in range(30):
+        world.partition("t", number, state("a", "a", log_id=10 + number))
+    notes = orders.drain(settled(world).controller, "a").notes
+    assert len(notes) == 20
+    assert notes[18].startswith("partition t/18: ") and notes[19] == "so it is with 11 more partitions"
+
+
 @pytest.mark.parametrize(
     ("fields", "text"),
     [({"is_full": True}, "no room"), ({"is_draining": True}, "drains"), ({"copies_max": 1}, "open files")],

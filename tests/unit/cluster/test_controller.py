@@ -8,7 +8,7 @@ from tests.unit.cluster.models import KEYS, Master, World, member, node, state
 
 from flintmq.cluster import orders
 from flintmq.cluster.controller import LOOKS_MAX, Defaults, Refused, why_no_leader
-from flintmq.cluster.moving import UPGRADING
+from flintmq.cluster.moving import COPIES_AT_ONCE_MAX, UPGRADING
 from flintmq.cluster.orders import alter
 from flintmq.cluster.power import told
 from flintmq.cluster.state import DiskRecord, Ending, LookupdRecord, PartitionState, TopicRecord, WantedTopic, encode
@@ -802,6 +802,45 @@ def test_a_node_whose_copies_have_no_place_is_not_drained(allow_same_host, advic
     master = Master(world, allow_same_host=allow_same_host)
     with pytest.raises(Refused, match=f"node a has a copy .* that can go nowhere: .* {advice}, or ask for fewer"):
         orders.drain(master.controller, "a")
+
+
+def test_copies_that_wait_for_a_node_that_is_away_hold_up_no_others_and_say_so():
+    world = World()
+    world.nodes("abcd")
+    world.topic("t", COPIES_AT_ONCE_MAX + 1, replica=3)
+    for number in range(COPIES_AT_ONCE_MAX + 1):
+        world.partition("t", number, state("a", "abc"))
+    master = Master(world)
+    _done(world, master, orders.drain(master.controller, "b"))
+    under_way = [number for number in range(COPIES_AT_ONCE_MAX + 1) if "d" in replicas(world, number)]
+    assert len(under_way) == COPIES_AT_ONCE_MAX
+    world.delete(KEYS.node("d"))
+    world.nodes("e")
+    master.settle()
+    stuck = master.controller.moving.stuck
+    assert stuck.keys() == {("t", number) for number in under_way}
+    assert all(why.startswith("node d is to have a copy and is away") for why in stuck.values())
+    (other,) = set(range(COPIES_AT_ONCE_MAX + 1)) - set(under_way)
+    assert "e" in replicas(world, other)
+    world.nodes("d")
+    master.settle()
+    assert not stuck, "it is back, and gets them"
+    world.delete(KEYS.node("d"))
+    master.settle()
+    assert stuck
+    _done(world, master, orders.drain(master.controller, "d", is_removal=True))
+    left = [each for each in world.states().values() if "d" in each.replicas]
+    assert len(left) == 1, "e takes its place, and gets one already"
+
+
+def replicas(world: World, number: int) -> tuple[str, ...]:
+    return world.states()[KEYS.partition("t", number)].replicas
+
+
+def _done(world: World, master: Master, plan: orders.Plan) -> None:
+    assert plan.swap is not None
+    world.swap(plan.swap)
+    master.settle()
 
 
 def test_a_copy_that_stays_while_the_cluster_is_upgraded_says_so():

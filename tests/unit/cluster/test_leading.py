@@ -195,6 +195,43 @@ def test_a_silent_member_holds_the_watermark_until_the_store_has_it_out():
 # -- who cannot reach enough -------------------------------------------------------------------------------------------
 
 
+def test_what_a_process_acknowledged_says_nothing_of_the_one_that_takes_its_place():
+    case = Case(level=True)
+    leading = case.leading
+    leading.written(120)
+    leading.acked("b", 120, 0)
+    leading.replaced("b")
+    leading.acked("c", 120, 0)
+    assert leading.watermark == 100, "of two processes with copies of one directory the other one may lack it"
+    assert leading.wanted_state() is None, "it is in sync until it says what it has"
+    case.connect("b")
+    leading.acked("b", 110, 0)
+    assert leading.watermark == 110 and leading.wanted_state() is None
+    leading.replaced("b")
+    case.connect("b")
+    leading.acked("b", 90, 0)
+    assert leading.wanted_state().in_sync_nodes == ("a", "c"), "it lacks what is committed"
+    leading.replaced("nobody")
+
+
+def test_a_change_that_the_store_refuses_for_another_reason_is_wanted_again():
+    case = Case(state_of("a", "b"), level=True)
+    leading = case.leading
+    wanted = leading.wanted_state()
+    assert wanted.in_sync_nodes == ("a", "b", "c")
+    leading.swap_began(wanted)
+    assert leading.wanted_state() is None
+    leading.swap_ended(None)
+    assert leading.wanted_state() is wanted, "it may have been carried out"
+    leading.swap_began(wanted)
+    leading.closed("c", case.streams["c"])
+    leading.swap_refused()
+    assert leading.wanted_state() is None, "it never will be, and nobody is to join any more"
+    leading.written(120)
+    leading.acked("b", 120, 0)
+    assert leading.watermark == 120
+
+
 class Strandable(Case):
     """It needs two in sync.
 
@@ -1058,4 +1095,29 @@ def test_who_leaves_without_holding_anybody_may_do_so_often(how):
         leading.ends("c", False)
         case.come_back()
         assert case.wants_it() and "c" in case.swap()
+    assert case.steadiness.count("c") == 0
+
+
+def test_who_leaves_by_itself_again_and_again_is_watched():
+    """Its disk hangs and goes on, say: nobody was late, and each time the store is written twice."""
+    case = Flapping(0)
+    for count in range(1, 4):
+        case.rest(S)
+        case.leading.closed("c", case.streams["c"])
+        case.revision += 1
+        case.leading.state_changed(without(case.leading.state, ["c"]), case.revision)
+        assert case.steadiness.count("c") == count
+        case.come_back()
+        assert case.wants_it() is (count < 2)
+        case.join()
+
+
+def test_who_leaves_by_itself_because_it_ends_or_has_to_have_it_no_longer_is_not_watched():
+    case = Flapping(0)
+    case.leading.ends("c", True)
+    case.leading.state_changed(without(case.leading.state, ["c"]), 11)
+    case.leading.ends("c", False)
+    case.revision = 11
+    assert case.wants_it() and "c" in case.swap()
+    case.leading.state_changed(state_of("a", "b", replicas=("a", "b")), 20)
     assert case.steadiness.count("c") == 0

@@ -15,8 +15,9 @@ from tests.certificates import Certificates
 
 from flintmq.cluster.store import OutcomeUnknown, StoreUnavailable
 from flintmq.env import Env
+from flintmq.net import cluster_store
 from flintmq.net import etcd_wire as wire
-from flintmq.net.cluster_store import StoreFiles, open_store, read_addresses
+from flintmq.net.cluster_store import PasswordFile, StoreFiles, open_store, read_addresses
 from flintmq.net.etcd import EtcdStore
 from flintmq.net.http_server import HttpServer, Router, json_response
 from flintmq.net.tls import REQUIRE_VERIFY, ServerTls, TlsSetupError
@@ -100,6 +101,42 @@ def test_a_password_comes_from_its_file(tmp_path: Path):
 
 
 # --- files that change while the daemon runs ---
+
+
+async def test_a_password_is_read_again_and_stays_where_that_cannot_be(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    path = tmp_path / "password"
+
+    def write(text: str) -> None:
+        (tmp_path / "new").write_text(text)
+        (tmp_path / "new").replace(path)
+
+    write("first\n")
+    source = PasswordFile(str(path), Env())
+    assert await source.current() == source.known == "first"
+    write("second\n")
+    assert await source.current() == "second" and not caplog.text
+    for text in ("", "two\nlines\n"):
+        write(text)
+        assert [await source.current() for _ in range(2)] == ["second"] * 2
+    path.unlink()
+    assert [await source.current() for _ in range(2)] == ["second"] * 2
+    told = "--cluster-store-password-file: "
+    assert caplog.text.count(told) == 3 and caplog.text.count("the password that was in it is still used") == 3
+    assert "second" not in caplog.text and "second" not in repr(source)
+    write("third\n")
+    assert await source.current() == "third"
+    with pytest.MonkeyPatch.context() as patch:  # nobody but its owner may read it, and root always may
+        patch.setattr(cluster_store, "_read_password", no_permission)
+        write("fourth\n")
+        assert [await source.current() for _ in range(2)] == ["third"] * 2
+    path.chmod(0o604)
+    assert await source.current() == "fourth"
+
+
+def no_permission(path: str) -> str:
+    raise ValueError(f"{path}: Permission denied")
 
 
 @contextlib.asynccontextmanager

@@ -179,6 +179,38 @@ def test_what_ends_too_early(answer: bytes):
         read(answer, ends=True)
 
 
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [
+        (LENGTH[:-1], 200),
+        (CHUNKED[:-2], 200),
+        (LENGTH.replace(b"\r\n", b"\n"), 200),
+        (LENGTH.replace(b"\r\n\r\n", b"\r\nContent-Length: 3\r\n\r\n"), 200),
+        (LENGTH.replace(b"\r\n\r\n", b"\r\nContent-Length: 4\r\n\r\n"), 200),
+        (b"HTTP/1.1 200\r\nContent-Length: 3\r\nContent-Length: 3\r\n\r\nabc", 200),
+        (b"HTTP/1.1 404 No\r\nno field\r\n\r\n", 404),
+        (b"HTTP/1.1 500 No\r\nX: y", 500),
+        (b"HTTP/1.1 103 Hints\r\nX: y\r\n\r\nHTTP/1.1 204 No\nX: y\n\n", 204),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1001\r\n\r\n" + b"x" * 1001, 200),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100_000, 200),
+        (b"", 0),
+        (b"HTTP/1.1 20", 0),
+        (b"HTTP/1.1 200", 0),
+        (b"HTTP/1.1 2000 OK\r\n\r\n", 0),
+        (b"HTTP/1.1 200x\r\n\r\n", 0),
+        (b"HTTP/1.1 100 C\r\n\r\n", 0),
+        (b"HTTP/1.1 100 C\r\n\r\nHTTP/1.1 2", 0),
+        (b"HTTP/1.1 101 S\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n", 0),
+        (b"220 mail\r\n", 0),
+    ],
+)
+@pytest.mark.parametrize("step", [1, 7, 1_000_000])
+def test_the_status_of_an_answer_that_is_not_whole(answer: bytes, status: int, step: int):
+    with pytest.raises(NoAnswer) as caught:
+        read(*(answer[at : at + step] for at in range(0, len(answer), step)), ends=True)
+    assert caught.value.status == status
+
+
 def test_a_broken_connection_is_no_end_of_a_body():
     with pytest.raises(NoAnswer, match="closed before the answer was complete: Connection reset by peer"):
         read(b"HTTP/1.1 200 OK\r\n\r\nabc").end(ConnectionResetError(104, "Connection reset by peer"))

@@ -191,6 +191,12 @@ async def test_the_deadline_is_for_all_of_it(ask: Ask, serve: Serve):
     assert 0.2 <= time.monotonic() - began < PATIENCE_S / 2, "the server was left alone, and so it ended"
 
 
+async def test_a_status_that_came_in_time_is_told_with_what_did_not(ask: Ask):
+    with serving(dripping) as url, pytest.raises(NoAnswer, match="no answer within 2 s") as caught:
+        await ask(Request.to("GET", url), timeout_s=2)
+    assert caught.value.status == 200
+
+
 async def test_a_peer_that_takes_nothing(ask: Ask):
     release = threading.Event()
     with serving(lambda _: release.wait(PATIENCE_S)) as url:

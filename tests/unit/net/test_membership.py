@@ -11,8 +11,9 @@ from tests.unit.cluster.models import KEYS, node
 
 from flintmq.clock import SystemClock
 from flintmq.cluster.state import NodeRecord, decode, encode
-from flintmq.cluster.store import KeyValue, Lease, Put, Store, Txn, TxnResult
+from flintmq.cluster.store import KeyValue, Lease, Put, Store, StoreRefused, Txn, TxnResult
 from flintmq.cluster.store_state import StoreState
+from flintmq.net import membership
 from flintmq.net.membership import Membership, Replaced
 
 KEY = KEYS.node("a")
@@ -28,10 +29,14 @@ class World:
         for _ in range(revision):
             self.write(BEFORE)
         self.lost = asyncio.Event()
-        self.lease_count = 0
-        self.member = Membership(
-            cast(Store, self), SystemClock(), KEY, node("a"), ttl_s=1, on_lost=lambda reason: self.lost.set()
-        )
+        self.refusal: StoreRefused | None = None
+        self.why_lost = ""
+        self.lease_count = self.get_count = 0
+        self.member = Membership(cast(Store, self), SystemClock(), KEY, node("a"), ttl_s=1, on_lost=self.note_lost)
+
+    def note_lost(self, reason: str) -> None:
+        self.why_lost = reason
+        self.lost.set()
 
     def write(self, record: NodeRecord) -> None:
         self.state.apply(Txn((), (Put(KEY, encode(record)),)))
@@ -42,6 +47,9 @@ class World:
         return decode(KEY, pair.value, NodeRecord)
 
     async def get(self, key: str) -> KeyValue | None:
+        self.get_count += 1
+        if self.refusal is not None:
+            raise self.refusal
         return self.state.get(key)
 
     async def txn(self, txn: Txn) -> TxnResult:
@@ -81,6 +89,57 @@ def test_a_record_that_is_older_than_its_own_is_replaced(caplog: pytest.LogCaptu
 
     asyncio.run(scenario())
     assert "the store is older than it was" in caplog.text and "node.id" not in caplog.text
+
+
+def test_it_gives_way_as_soon_as_somebody_has_heard_of_a_later_one() -> None:
+    """Its lease runs on: who has registered in its place could not end it."""
+
+    async def scenario() -> None:
+        world = World(revision=1)
+        async with asyncio.timeout(membership.CHECK_S / 2):
+
+            def take_over() -> None:
+                world.member.doubt()
+                world.write(OTHER)
+
+            await world.when_registered(take_over)
+            with pytest.raises(Replaced):
+                await world.member.held()
+            await world.member.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_doubt_without_reason_changes_nothing() -> None:
+    async def scenario() -> None:
+        world = World(revision=1)
+        async with asyncio.timeout(PATIENCE_S):
+            world.member.start()
+            await world.member.held()
+            looked = world.get_count
+            world.member.doubt()
+            while world.get_count == looked:
+                await asyncio.sleep(0)
+            assert world.member.is_held and not world.lost.is_set()
+            await world.member.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_store_that_lets_it_in_no_longer_is_why() -> None:
+    async def scenario() -> None:
+        world = World(revision=1)
+
+        def refuse() -> None:
+            world.refusal = StoreRefused("the password was changed")
+            world.member.doubt()
+
+        async with asyncio.timeout(PATIENCE_S):
+            await world.when_registered(refuse)
+            await world.member.close()
+        assert "the password was changed" in world.why_lost
+
+    asyncio.run(scenario())
 
 
 def test_it_gives_way_to_one_that_is_later() -> None:

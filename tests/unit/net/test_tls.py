@@ -158,6 +158,43 @@ def test_versions_with_any_certificate(certificates: Certificates):
         shake_hands(client(context), server(certificates, "require", "tls1.3"))
 
 
+def ciphers_taken(
+    certificates: Certificates, policy: str, min_version: str, version: ssl.TLSVersion
+) -> dict[str, set[str]]:
+    """The ciphers of a version that a server takes which offers nothing else, by the kind of its key."""
+    taken: dict[str, set[str]] = {}
+    for kind, files in (("RSA", certificates.rsa_server()), ("ECDSA", certificates.server)):
+        new_engine = ServerTls(files.cert, files.key, policy, certificates.ca, min_version).engines()
+        found = taken[kind] = set()
+        for name in (cipher["name"] for cipher in old_client_context(version).get_ciphers()):
+            if name.startswith("TLS_"):
+                continue  # TLS 1.3 has no say here
+            context = old_client_context(version)
+            context.set_ciphers(f"{name}:@SECLEVEL=0")
+            context.load_cert_chain(certificates.client("good").cert, certificates.client("good").key)
+            try:
+                shake_hands(client(context, None), new_engine())
+            except TlsFailed:
+                continue
+            found.add(name)
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("min_version", "version"),
+    [
+        ("tls1.0", ssl.TLSVersion.TLSv1),
+        ("tls1.0", ssl.TLSVersion.TLSv1_2),
+        ("tls1.2", ssl.TLSVersion.TLSv1_2),
+    ],
+)
+def test_every_policy_takes_the_same_ciphers(certificates: Certificates, min_version: str, version: ssl.TLSVersion):
+    """Any certificate is not any cipher, although the two engines have an OpenSSL each."""
+    expected = ciphers_taken(certificates, "require-verify", min_version, version)
+    assert expected["RSA"] and expected["ECDSA"]
+    assert ciphers_taken(certificates, "require", min_version, version) == expected
+
+
 def test_names_of_versions_and_suites():
     assert version_name("TLSv1.1") == "TLS1.1"
     assert version_name("SSLv3") == "Unknown SSLv3"

@@ -184,7 +184,7 @@ async def test_the_file_of_tokens_is_still_looked_at(caplog, monkeypatch, tmp_pa
     monkeypatch.setattr(http_auth, "WATCH_INTERVAL_S", 0.001)
     path = tmp_path / "tokens.json"
     path.write_text(json.dumps({"client": [{"name": "a", "token": "a" * 20, "permissions": []}]}))
-    auth = HttpAuth(str(path), Router(), {}, Env(run_blocking=Failing("_stamp_of", 2)), False, "nsqd")
+    auth = HttpAuth(str(path), Router(), {}, Env(run_blocking=Failing("file_stamp", 2)), False, "nsqd")
     auth.start()
     path.write_text(json.dumps({"client": []}))
     await until(lambda: auth._clients.count == 0)

@@ -582,10 +582,13 @@ def test_the_reserve_is_what_is_left_behind_a_batch(missing_bytes):
     body = b"x" * (2 * SPACE_SAMPLE_BYTES)
     before = log.size_bytes
     log.append([body], 1)
-    kit.disk.set_free_bytes(DISK_RESERVE_BYTES + log.size_bytes - before - missing_bytes)
+    size = log.size_bytes - before
+    kit.disk.set_free_bytes(DISK_RESERVE_BYTES + size - missing_bytes)
     if missing_bytes:
-        with pytest.raises(DiskFull):
+        with pytest.raises(DiskFull) as caught:
             log.append([body], 2)
+        assert caught.value.needed_bytes == DISK_RESERVE_BYTES and caught.value.size_bytes == size
+        assert f" are kept in reserve, {size} more were to be stored; free space" in str(caught.value)
         assert log.next_sequence == 2
     else:
         assert log.append([body], 2) == 2
@@ -597,8 +600,9 @@ def test_after_a_write_without_space_the_free_space_is_looked_at_anew():
     log = kit.open()
     log.append([b"x"], 1)  # pays for more without a look
     kit.disk.fail("write", error=errno.ENOSPC)
-    with pytest.raises(DiskFull):
+    with pytest.raises(DiskFull) as caught:
         log.append([b"y"], 2)
+    assert caught.value.size_bytes > 0 and caught.value.free_bytes > DISK_RESERVE_BYTES
     kit.disk.set_free_bytes(DISK_RESERVE_BYTES - 1)
     with pytest.raises(DiskFull):
         log.append([b"z"], 3)

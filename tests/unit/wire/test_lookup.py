@@ -105,6 +105,22 @@ class TestServer:
     def test_wrong_magic(self, magic):
         assert parse(magic) == ["E_BAD_PROTOCOL"]
 
+    @pytest.mark.parametrize(
+        ("data", "note"),
+        [
+            (b"  V2SUB t c\n", "bad protocol magic '  V2' - a client of nsqd: "),
+            (b"\x16\x03\x01\x00", "bad protocol magic '\\x16\\x03\\x01\\x00' - TLS, "),
+            (b"PROXY TCP4", "bad protocol magic 'PROX' - a proxy "),
+        ],
+    )
+    def test_wrong_magic_is_for_the_log_alone(self, data, note):
+        connection = LookupServerConnection()
+        connection.receive_data(data)
+        with pytest.raises(RemoteProtocolError) as caught:
+            connection.next_event()
+        assert encode_error(caught.value) == b"\0\0\0\x0eE_BAD_PROTOCOL"
+        assert connection.note.startswith(note)
+
     def test_incomplete_magic(self):
         connection = LookupServerConnection()
         connection.receive_data(b"  V")
@@ -229,6 +245,7 @@ class TestServer:
         connection = LookupServerConnection()
         connection.receive_data(b"GET / HTTP/1.1\r\n")
         assert drain(connection) == ["E_BAD_PROTOCOL"]
+        assert connection.note.startswith("bad protocol magic 'GET ' - HTTP: ")
         for _ in range(10):
             connection.receive_data(b"x" * 100_000)
             assert drain(connection) == []

@@ -354,6 +354,11 @@ def test_two_nodes_know_each_other():
         ({"acceptor_secret": b""}, "node b has no secret"),
         ({"dialer_secret": b""}, "node b has a secret, and this node has none"),
         ({"b": identity("b", "c2")}, "belongs to cluster c1, this one to c2"),
+        (
+            {"b": identity("b", "")},
+            "node a belongs to cluster c1, .* does not know its own before it has reached the coordination",
+        ),
+        ({"a": identity("a", "")}, "node a has not reached the coordination store yet, and names no cluster"),
         ({"b": identity("a")}, "data directory copied"),
         ({"b": identity("c")}, "node c answered in place of node b"),
         ({"b": identity("b", version=3)}, "speaks version 1, this one 3"),

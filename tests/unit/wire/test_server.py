@@ -230,7 +230,28 @@ def test_violations_of_a_consumer(data, code, detail, step):
 
 
 def test_wrong_magic():
-    assert ServerConnection(LIMITS).receive_data(b"  V9NOP\n") == [Violation("E_BAD_PROTOCOL", "")]
+    note = "bad protocol magic '  V9'"
+    assert ServerConnection(LIMITS).receive_data(b"  V9NOP\n") == [Violation("E_BAD_PROTOCOL", "", note)]
+
+
+@pytest.mark.parametrize(
+    ("data", "magic", "hint"),
+    [
+        (b"PROXY TCP4 10.0.0.1 10.0.0.2 1 2\r\n", "'PROX'", "the PROXY protocol"),
+        (b"\r\n\r\n\0\r\nQUIT\n", "'\\r\\n\\r\\n'", "the PROXY protocol"),
+        (b"GET /ping HTTP/1.1\r\n\r\n", "'GET '", "--http-address"),
+        (b"POST /pub?topic=t HTTP/1.1\r\n", "'POST'", "--http-address"),
+        (b"\x16\x03\x01\x02\x00\x01", "'\\x16\\x03\\x01\\x02'", "tls_v1"),
+        (b"  V1", "'  V1'", "this is no nsqlookupd"),
+        (b"\n\x1b[2J", "'\\n\\x1b[2'", ""),
+    ],
+)
+def test_what_came_instead_of_the_magic_is_for_the_log_alone(data, magic, hint):
+    (violation,) = ServerConnection(LIMITS).receive_data(data)
+    assert isinstance(violation, Violation)
+    assert (violation.code, violation.detail) == ("E_BAD_PROTOCOL", "")
+    assert violation.note.startswith(f"bad protocol magic {magic}{hint and ' - '}")
+    assert hint in violation.note and violation.note.isprintable()
 
 
 def test_a_line_without_end_closes_without_an_error_frame():

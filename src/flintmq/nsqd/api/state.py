@@ -131,6 +131,9 @@ class StateApi:
         if memory is not None:
             answer["memory"] = memory
         answer["producers"] = [nsq.client_row(client) for client in producers] or None
+        lookups = {} if request.query.get("topic") else self._node.lookup.connected()  # they are nothing of a topic
+        if lookups:
+            answer["nsqlookupds"] = [{"address": name, "connected": is_up} for name, is_up in lookups.items()]
         if cluster is not None:
             answer["cluster"] = cluster
         return json_response(answer)

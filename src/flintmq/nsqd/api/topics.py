@@ -155,7 +155,9 @@ class TopicsApi:
 
     def update_meta(self, request: Request) -> PendingResponse:
         """``/topic/meta/update``; nsqlookupd names the version, so that all nodes have the same."""
-        topic = found_topic(self._broker, topic_name(request))
+        topic, leadership = found_topic(self._broker, topic_name(request)), self._topics.leadership
+        if leadership is not None and leadership.is_replicated(topic.name):
+            raise HttpError(400, f"OF_THE_CLUSTER: {OfTheCluster(topic.name)}")
         try:
             meta = changed_meta(topic.meta, request.query)
             if "version" not in request.query and meta.is_like(topic.meta):

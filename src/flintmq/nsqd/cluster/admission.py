@@ -7,18 +7,23 @@ Source: docs/decisions/0017, 0018.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from flintmq.addresses import format_address
 from flintmq.broker.broker import Broker
 from flintmq.broker.partition import Ended, Partition
 from flintmq.cluster.view import View
+from flintmq.errors import RemoteProtocolError
 from flintmq.nsqd import partitions
 from flintmq.nsqd.client import Client
+from flintmq.nsqd.cluster.bringing import is_brought
 from flintmq.nsqd.cluster.led import Led
 from flintmq.nsqd.cluster.room import DiskRoom
 from flintmq.nsqd.cluster.serving import Serving
 from flintmq.nsqd.cluster.table import Table
 from flintmq.nsqd.leadership import LedElsewhere, NotOfOneNode, OfTheCluster, not_leader, not_writable
 from flintmq.nsqd.pending_reply import PendingReply
+from flintmq.storage import PartitionLog
 from flintmq.wire.server import NOT_A_NUMBER, Publish, Subscribe
 
 
@@ -27,16 +32,27 @@ class Admission:
 
     Attributes:
         is_ending: nothing more is to be published here, because others are about to lead.
+        problem: why this node takes part in the cluster no longer: what others lead has to be asked of them; empty: it
+            does.
 
     Args:
         node_id: of this node.
         serving: for what is led elsewhere.
+        why_refused: tells why the cluster has not taken a topic of this node, and what to do; empty: it may.
     """
 
     def __init__(
-        self, broker: Broker, node_id: str, view: View, table: Table, serving: Serving, room: DiskRoom
+        self,
+        broker: Broker,
+        node_id: str,
+        view: View,
+        table: Table,
+        serving: Serving,
+        room: DiskRoom,
+        why_refused: Callable[[str], str],
     ) -> None:
         self.is_ending = False
+        self.problem = ""
         self._broker = broker
         self._node_id = node_id
         self._replicas = broker.replicas
@@ -45,6 +61,7 @@ class Admission:
         self._by_partition = table.by_partition
         self._serving = serving
         self._room = room
+        self._why_refused = why_refused
 
     def to_publish(self, event: Publish) -> Partition | None:
         """See :class:`flintmq.nsqd.leadership.Leadership`."""
@@ -58,7 +75,10 @@ class Admission:
                 raise not_leader(event.command, name, None, "is led by other nodes", fatal=False)
         found = partitions.to_publish(topics, event)
         led = None if found is None else self._by_partition.get(found)
-        if found is None or led is None:
+        if found is None:
+            return None
+        if led is None:
+            self._check_alone(event.command, found)
             return found
         if self.is_ending:
             raise not_writable(event.command, name, found.number, "is about to be led by another node")
@@ -67,6 +87,20 @@ class Admission:
         if self._room.is_full and self._others_have_room(led):
             raise not_writable(event.command, name, found.number, "has no room here: another replica is about to lead")
         return found
+
+    def _check_alone(self, command: str, partition: Partition) -> None:
+        """See that the cluster does not have another topic of the name of one that is this node's alone."""
+        name, number = partition.topic_name, partition.number
+        if name not in self._view.topics or not partition.meta.is_partitioned:
+            return
+        why = self._why_refused(name)
+        state = self._view.partitions.get((name, number))
+        if not why and state is not None and isinstance(partition.log, PartitionLog):
+            if is_brought(state, partition.log.log_id, self._node_id):
+                return  # it is the cluster's in a moment
+            why = "the cluster has one of this name, the log of this node says more"
+        if why:
+            raise not_writable(command, name, number, f"is node {self._node_id}'s alone, publish elsewhere: {why}")
 
     def _others_have_room(self, led: Led) -> bool:
         """Whether another one in sync can take over; else it is tried here, and its error says what is wrong."""
@@ -136,11 +170,26 @@ class Admission:
     def elsewhere(self, event: Publish) -> PendingReply | None:
         """See :class:`flintmq.nsqd.leadership.Leadership`."""
         name = event.topic
-        return None if name in self._broker.topics else self._serving.elsewhere(event, self.is_replicated(name))
+        if name in self._broker.topics:
+            return None
+        if (refusal := self._why_no_part(event.command, name, fatal=False)) is not None:
+            raise refusal
+        return self._serving.elsewhere(event, self.is_replicated(name))
 
     def prepare(self, client: Client, event: Subscribe) -> Ended | None:
         """See :class:`flintmq.nsqd.leadership.Leadership`."""
+        refusal = self._why_no_part(event.command, event.topic, fatal=True)
+        if refusal is not None and event.topic not in self._broker.topics:
+            ended = Ended()
+            ended.end(refusal)
+            return ended
         return self._serving.prepare(client, event, self.is_replicated(event.topic))
+
+    def _why_no_part(self, command: str, topic: str, fatal: bool) -> RemoteProtocolError | None:
+        """Return the error for a topic of the cluster, in which this node takes part no longer; None: it does."""
+        if not self.problem or (self._serving.is_own(topic) and not self.is_replicated(topic)):
+            return None
+        return not_leader(command, topic, None, f"is led by other nodes: {self.problem}", fatal)
 
     def relay(self, client: Client, event: Subscribe) -> Ended | None:
         """See :class:`flintmq.nsqd.leadership.Leadership`."""

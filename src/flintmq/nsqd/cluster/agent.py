@@ -19,6 +19,7 @@ An agent is put together of those who each own a part of its state:
 ``swaps.py``          who is in sync, in the store
 ``followings.py``     what others lead, and change here
 ``damaged.py``        copies that another node had better lead
+``older_records.py``  topics of which the store knows less than this node
 ``alone.py``          topics from before this node joined
 ``belonging.py``      which cluster this is; ``disk_mark.py``: whether directory or store are older than they were
 ``let_go.py``         logs that were here
@@ -68,6 +69,7 @@ from flintmq.nsqd.cluster.leaders import Leaders
 from flintmq.nsqd.cluster.lease import Lease
 from flintmq.nsqd.cluster.led import Led
 from flintmq.nsqd.cluster.let_go import LetGo
+from flintmq.nsqd.cluster.older_records import OlderRecords
 from flintmq.nsqd.cluster.peer_tls import PeerTls
 from flintmq.nsqd.cluster.peers import Peers
 from flintmq.nsqd.cluster.readiness import OnReady, Readiness
@@ -179,7 +181,9 @@ class Agent:
         self._tasks = Tasks(loop)
         self._due = Due(loop, self._settle, self._may_settle, engine.schedule)
         changed: Rounds[Led] = Rounds(loop, self._look_at, lambda led: name_of(led.leading))
-        self._lease = Lease(clock, store, keys, view, table, self._held, self._fenced, self._freed)
+        self._lease = Lease(
+            clock, store, keys, view, table, self._held, self._fenced, self._freed, self._process_replaced
+        )
         self._readiness = Readiness(loop, clock, on_ready, self._told_ready, changed.note)
         self._followings = Followings(
             loop, node_id, view, table, broker.followed_replicas, self._syncs, engine.sync_soon, engine.schedule
@@ -189,14 +193,17 @@ class Agent:
             tls=tls,
         )  # fmt: skip
         seen = Seen()
-        swaps = Swaps(clock, store, self._tasks, seen, self._lease.members_changed, self._lease.look_at, changed.note)
+        swaps = Swaps(
+            clock, store, lambda node: view.pairs.get(keys.node(node)), self._tasks, seen,
+            self._lease.members_changed, self._lease.look_at, changed.note,
+        )  # fmt: skip
         self.leaders = Leaders(
             clock, engine, node_id, keys, view, table, self._lease, self._readiness, self._followings, swaps,
             self._peers, clients, seen, self._due, changed,
         )  # fmt: skip
         self._damaged = Damaged(
             clock, node_id, keys, view, store, table, self._replicas, self._due, self._tasks, engine.schedule,
-            self.incarnation, self._gone,
+            self.incarnation, self._gone, self._followings.disk_changed,
         )  # fmt: skip
         self.serving = Serving(
             env, broker, node_id, keys, view, store, self._peers, table.led, self._lease.lease_id, own_topics,
@@ -208,14 +215,17 @@ class Agent:
         self.alone = Alone(
             clock, engine, view, table, bringing, self.serving.wishes, self._followings, clients, self._due, self._tasks
         )
+        older_records = OlderRecords(clock, keys, view, store, broker.topics, self._replicas, self._due, self._tasks)
         self._settling = Settling(
             clock, lambda: self._record, view, table, self._replicas, self.leaders, self._followings, self._damaged,
-            Endings(keys, view, store, self._due, self._tasks), self.alone, self._due, engine.schedule, room,
-            self._gone, lambda: self._is_store_older,
+            Endings(keys, view, store, self._due, self._tasks), older_records, self.alone, self._due, engine.schedule,
+            room, self._gone, lambda: self._is_store_older, lambda: not self.problem,
         )  # fmt: skip
         self._room = DiskRoom(broker.free_bytes, lambda: broker.write_error, self._room_changed)
-        self.admission = Admission(broker, node_id, view, table, self.serving, self._room)
-        self.shown = Shown(node_id, self.incarnation, view, table, self._lease, self._peers, seen, store, self._gone)
+        self.admission = Admission(broker, node_id, view, table, self.serving, self._room, self.alone.why_refused)
+        self.shown = Shown(
+            node_id, self.incarnation, view, table, self._lease, self._peers, seen, store, self._gone, self.alone
+        )
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
@@ -276,6 +286,8 @@ class Agent:
             await self._count()
 
     async def _count(self) -> None:
+        if self.problem:
+            return  # the count is that of the process that is registered
         if self._is_store_older:
             if any(map(self._is_unwanted, self.table.copies)):
                 return  # until they are set aside, the next process has to find out as well
@@ -359,7 +371,7 @@ class Agent:
         What was published is answered first; nothing more is taken. It takes as long as others take over, and no longer
         than ``HAND_OVER_S_MAX``; nothing is waited for that nobody else can lead.
         """
-        if self._record is None or not self._remaining():
+        if self._record is None or self.problem or not self._remaining():
             return
         loop = self._engine.loop
         self.admission.is_ending = True
@@ -419,7 +431,7 @@ class Agent:
 
     def set_draining(self, is_draining: bool) -> None:
         """Tell the cluster whether this node is to lead nothing."""
-        if self._record is None:
+        if self._record is None or self.problem:
             return  # it is asked again when it has begun
         self._record = msgspec.structs.replace(self._record, is_draining=is_draining)
         self._tasks.begin(self._lease.update(self._record), "telling the cluster that this node drains")
@@ -428,8 +440,26 @@ class Agent:
         self._record = msgspec.structs.replace(self._own_record(), is_full=self._room.is_full)
         self._tasks.begin(self._lease.update(self._record), "telling the cluster whether the disk has room")
 
+    @property
+    def problem(self) -> str:
+        """Why this node takes part no longer, and what to do; empty: it does, or is about to."""
+        return self._lease.problem
+
+    def _process_replaced(self) -> None:
+        """Take part no longer, for good: another process has registered as this node, and speaks for it. The store is
+        followed further, so that clients are told what is no business of this node alone.
+        """
+        self.admission.problem = self.serving.wishes.problem = "another process has taken this node's place"
+        self.serving.dismiss_relayed(self.admission.problem)
+        self._peers.end("another process has registered as this node, which takes part no longer")
+        for copy in self.table.copies.values():
+            self._followings.give_up_unanswered(copy)
+        self._due.note_all(self.table.copies)
+
     def _identity(self) -> Identity:
-        cluster_id = "" if self.view.cluster is None else self.view.cluster.cluster_id
+        cluster_id = self._belonging.cluster_id  # known before the store is reached
+        if not cluster_id and self.view.cluster is not None:
+            cluster_id = self.view.cluster.cluster_id
         version = 1 if self._record is None else self._record.version
         return Identity(cluster_id, self.node_id, self.incarnation, self._boot_id, self._syncs, version)
 
@@ -539,19 +569,25 @@ class Agent:
             self.leaders.topic_changed(change, number)
         topic = self._broker.topics.get(change.topic)
         if topic is not None and change.now is not None and self._replicas.of_topic(change.topic):
-            if change.now.meta.rank > topic.meta.rank:
-                self._change_meta(topic, change.now.meta)
+            meta = change.now.meta.with_headers_of(topic.meta)
+            if meta.rank > topic.meta.rank:
+                self._change_meta(topic, meta)
 
     def _node_changed(self, change: NodeChange) -> None:
         self._peers.nodes_changed()
         before, now = change.before, change.now
         if before is not None and now is not None and before.incarnation != now.incarnation:
-            self._readiness.is_dead(before)  # one process at a time has the data directory
-        if change.node != self.node_id:
+            self._readiness.is_dead(before)  # also of two with one data directory: it gives way when it hears of that
+        if change.node == self.node_id:
+            if now is not None and now.incarnation != self.incarnation:
+                self._lease.doubt()
+        else:
             if now is None:
                 self._presume_dead(change.node)
             else:
                 self.leaders.node_ends(change.node, now.is_ending)
+                if before is None or before.incarnation != now.incarnation:
+                    self.leaders.node_registered(change.node)
         if now is None or before is None or before.incarnation != now.incarnation:
             # of what nobody leads it may be asked now how far it is here
             unled = (each for each in self.view.held.get(change.node, ()) if not self.view.partitions[each].leader)
@@ -602,6 +638,10 @@ class Agent:
         self._timer = self._engine.loop.call_later(TICK_S, self._tick)
         now_ns = self._clock.monotonic_ns()
         try:
+            if self.problem:
+                self._followings.tick(now_ns)
+                self.serving.tick()
+                return
             self._lease.look()
             self._damaged.tick_disk(self._engine.syncing)
             self._lease.look_at_fenced(now_ns)

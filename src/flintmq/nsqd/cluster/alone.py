@@ -17,7 +17,7 @@ from flintmq.cluster.view import View
 from flintmq.errors import FlintError
 from flintmq.net.tasks import Tasks
 from flintmq.nsqd.client import Clients
-from flintmq.nsqd.cluster.bringing import Bringing, NotBrought
+from flintmq.nsqd.cluster.bringing import Bringing, Double, NotBrought
 from flintmq.nsqd.cluster.due import Due
 from flintmq.nsqd.cluster.followings import Followings
 from flintmq.nsqd.cluster.handing import until
@@ -66,10 +66,26 @@ class Alone:
         self._due = due
         self._tasks = tasks
         self._being_brought: set[str] = set()
+        self._refused: dict[str, str] = {}  # by the cluster, which has another one of that name; why, and what to do
 
     def has(self, topic: str) -> bool:
         """Whether a topic is one of these."""
         return topic in self._topics and not self._replicas.of_topic(topic)
+
+    def doubles(self) -> list[str]:
+        """Return the names of those that the cluster has one of as well, and keeps."""
+        return [name for name in self._view.topics if self.has(name) and name not in self._being_brought]
+
+    def why_refused(self, topic: str) -> str:
+        """Tell why the cluster has not taken a topic, and what to do; empty: it was not asked yet, or has none."""
+        return self._refused.get(topic, "") if topic in self._view.topics else ""
+
+    def tick(self) -> None:
+        """Give the cluster what it has refused, once it has no other one any more."""
+        for topic in [each for each in self._refused if each not in self._view.topics or not self.has(each)]:
+            del self._refused[topic]
+            if self.has(topic) and self._topics[topic].meta.is_partitioned:
+                self.bring_soon(topic)
 
     async def bring_all(self) -> None:
         """Give the cluster the topics with partitions that this node had before it joined."""
@@ -100,6 +116,9 @@ class Alone:
         try:
             if self.has(topic):
                 await self._bringing.bring(topic)
+        except Double as error:
+            self._refused[topic] = error.reason
+            raise
         finally:
             self._being_brought.discard(topic)
         usable = self._wishes.ask(topic)

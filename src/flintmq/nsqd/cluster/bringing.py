@@ -57,6 +57,18 @@ class NotBrought(FlintError):
         return f"topic {self.topic} stays this node's alone: {self.reason}"
 
 
+class Double(NotBrought):
+    """The cluster has another one of this name, and keeps that."""
+
+
+def is_brought(state: PartitionState, log_id: int, node: str) -> bool:
+    """Whether a node has brought a partition with this log, and nobody else has ever had any of it.
+
+    A copy that was restored from a backup has the log's id as well, and may have been given a place meanwhile.
+    """
+    return (state.log_id, state.in_sync_nodes) == (log_id, (node,))
+
+
 class Bringing:
     """Gives topics of this node to the cluster.
 
@@ -135,8 +147,7 @@ class Bringing:
         for number, partition in topic.partitions.items():
             assert isinstance(partition.log, PartitionLog)
             log_id, state = partition.log.log_id, view.partitions.get((topic.name, number))
-            # a copy that was restored from a backup has the log's id as well, and may have been given a place meanwhile
-            if state is None or (state.log_id, state.in_sync_nodes) != (log_id, (me,)):
+            if state is None or not is_brought(state, log_id, me):
                 left[number] = log_id
         if topic.partitions and not left:
             return  # this node died on the way; nobody else has ever had any of this
@@ -148,22 +159,22 @@ class Bringing:
             states = [view.partitions.get((topic.name, number)) for number in topic.partitions]
             holders = ", ".join(dict.fromkeys(node for state in states if state for node in state.in_sync_nodes))
             what = f"the cluster has one of this name that was made otherwise, on node {holders or '-'}"
-            raise NotBrought(
+            here = "nothing is published to it here" if mine.is_partitioned else "what is published here only it has"
+            raise Double(
                 topic.name,
                 f"{what}: delete it on this node, {me} (flintmq topic delete {topic.name} --nsqd-http-address="
-                f"{format_address(self._me().host, self._me().http_port)}), or there; what is published here only this "
-                "node has",
+                f"{format_address(self._me().host, self._me().http_port)}), or there; {here}",
             )
         by_log = {state.log_id: (where, state) for where, state in view.partitions.items()}
         for number, log_id in left.items():
             if number >= record.brought_below:
                 what = f"partition {number} of it is one that the cluster makes"
-                raise NotBrought(topic.name, f"{what}: delete one of the two, or give this one another name")
+                raise Double(topic.name, f"{what}: delete one of the two, or give this one another name")
             state = view.partitions.get((topic.name, number))
             if state is not None:
                 holders = ", ".join(state.holders)
                 what = f"node {holders} has brought partition {number} with log {state.log_id}"
-                raise NotBrought(topic.name, f"{what}, and node {me} has log {log_id}: delete it on one of them")
+                raise Double(topic.name, f"{what}, and node {me} has log {log_id}: delete it on one of them")
             if log_id in by_log:
                 (other, at), its = by_log[log_id]
                 holders = ", ".join(its.holders)

@@ -87,6 +87,7 @@ class Damaged:
         schedule: has the turn ended.
         incarnation: of this process.
         let_go: knows which logs were here.
+        on_disk: is told whether the disk has stopped to answer, when that has changed.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Damaged:
         schedule: Callable[[], None],
         incarnation: str,
         let_go: LetGo,
+        on_disk: Callable[[bool], None],
     ) -> None:
         self._clock = clock
         self._node_id = node_id
@@ -116,6 +118,7 @@ class Damaged:
         self._schedule = schedule
         self._incarnation = incarnation
         self._let_go = let_go
+        self._on_disk = on_disk
         self._disk = DiskWatch()
         self._outdated = Outdated(clock, node_id, keys, view, store, due, tasks)
         self._since_ns: dict[PartitionId, int] = {}  # what lacks something, and since when that is known
@@ -192,12 +195,13 @@ class Damaged:
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def tick_disk(self, syncing: object | None) -> None:
-        """Find out whether the disk has stopped to answer: what is led here is led by others then.
+        """Find out whether the disk has stopped to answer: others lead then what is led here, and nothing is followed.
 
         Args:
             syncing: the sync that is under way.
         """
         if self._disk.tick(syncing):
+            self._on_disk(self._disk.is_dead)
             self._due.note_all(self._table.copies)
         elif self._disk.is_dead and self._table.led:
             self._due.note_all(self._table.led)

@@ -1,7 +1,8 @@
 """The copies here that other nodes change: who may, and when what they wrote is synced.
 
 Rules of this file: a copy that is led here, is being changed, cannot be written or lacks something that it is in sync
-for is followed by nobody, and whoever asks is told so.
+for is followed by nobody, and whoever asks is told so; nor is any while the disk does not answer: a copy to which
+nothing is published has everything, and would be taken for in sync.
 
 Source: docs/decisions/0017; ``cluster/following.py`` for what is promised to a leader.
 """
@@ -21,7 +22,8 @@ from flintmq.cluster.history import cut
 from flintmq.cluster.link import FollowerLink
 from flintmq.cluster.power import is_doubtful
 from flintmq.cluster.state import PartitionState
-from flintmq.cluster.view import View
+from flintmq.cluster.view import PartitionId, View
+from flintmq.errors import DiskFull
 from flintmq.nsqd.cluster.copies import FollowedLog
 from flintmq.nsqd.cluster.table import Copy, Table
 from flintmq.storage import CutsCommitted, PartitionLog
@@ -36,6 +38,7 @@ OTHER_MESSAGES = (
     "the coordination store was older than the data: the copy here may have other messages than its leader, and begins "
     "anew"
 )
+DISK_IS_DEAD = "the disk does not answer"
 
 
 def _last_epoch(replica: Replica) -> int:
@@ -52,6 +55,9 @@ class Followings:
         syncs: only what is synced of a log is acknowledged, whatever its topic says.
         sync_soon: has a log synced.
         schedule: has the turn ended.
+
+    Attributes:
+        is_disk_dead: nobody follows.
     """
 
     def __init__(
@@ -75,6 +81,9 @@ class Followings:
         self._schedule = schedule
         self._unsynced: dict[Following, None] = {}
         self._unanswered: dict[FollowedLog, None] = {}
+        self.is_disk_dead = False
+        self._told: dict[PartitionId, type] = {}  # copies that could not be written since, as the log says
+        self._is_full_told = False  # of one of them that it found no room, and none was written since
 
     def follow(self, copy: Copy, confirmed_ns: int) -> None:
         """Let another node change a copy.
@@ -105,6 +114,7 @@ class Followings:
 
     def give_up_unanswered(self, copy: Copy) -> None:
         """Tell publishers that nobody knows: nothing is followed here any more."""
+        self._told.pop(copy.partition, None)
         if copy.followed is not None:
             copy.followed.unanswered.give_up()
 
@@ -145,7 +155,10 @@ class Followings:
         if copy.replica.log.failed is not None:
             return Refusal.BROKEN, copy.replica.epoch, f"nothing more can be stored: {copy.replica.log.failed}"
         state = self._view.partitions.get(partition)
-        if copy.replica.is_damaged and (state is None or self._node_id in state.in_sync_nodes):
+        is_in_sync = state is None or self._node_id in state.in_sync_nodes
+        if self.is_disk_dead:  # it leaves the in-sync set by itself, so that the leader knows how often that happens
+            return Refusal.NOT_HERE if is_in_sync else Refusal.BROKEN, copy.replica.epoch, DISK_IS_DEAD
+        if copy.replica.is_damaged and is_in_sync:
             return Refusal.NOT_HERE, copy.replica.epoch, "something is lost here: it leaves the in-sync set first"
         if frame.epoch < copy.following.epoch:
             return copy.following  # which says of which epoch it knows
@@ -174,9 +187,20 @@ class Followings:
             return f"the coordination store has told of epoch {state.epoch} here, and not yet why others follow"
         return ""
 
+    def disk_changed(self, is_dead: bool) -> None:
+        """The disk has stopped to answer, or answers again: leaders are told, and ask again once a second."""
+        self.is_disk_dead = is_dead
+        if is_dead:
+            for copy in self._table.copies.values():
+                if copy.following is not None:
+                    copy.following.interrupt(DISK_IS_DEAD)
+
     def appended(self, link: FollowerLink) -> None:
         """Have synced what was appended to, where that is the rule."""
         for following in link.take_appended():
+            if self._told:
+                self._told.pop((following.topic, following.number), None)
+                self._is_full_told = False
             self._sync_soon(following)
 
     def synced(self) -> None:
@@ -198,7 +222,7 @@ class Followings:
         if copy.again is not None:
             return
         assert copy.replica is not None
-        log.error("CLUSTER: %s/%d: the copy here could not be written: %s", *copy.partition, following.broken)
+        self._tell_broken(copy.partition, following.broken)
 
         def again() -> None:
             copy.again = None
@@ -209,3 +233,13 @@ class Followings:
                 self.follow(copy, following.confirmed_ns)
 
         copy.again = self._loop.call_later(AGAIN_S, again)
+
+    def _tell_broken(self, partition: PartitionId, broken: Exception | None) -> None:
+        """Log why a copy could not be written: once until it is; that there is no room, of one copy for all."""
+        kind = type(broken)
+        was_told, self._told[partition] = self._told.get(partition) is kind, kind
+        if was_told or (kind is DiskFull and self._is_full_told):
+            return
+        self._is_full_told |= kind is DiskFull
+        more = "; it is said of this copy alone until one is written again" if kind is DiskFull else ""
+        log.error("CLUSTER: %s/%d: the copy here could not be written: %s%s", *partition, broken, more)

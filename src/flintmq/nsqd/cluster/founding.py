@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 
 from msgspec import DecodeError
@@ -31,6 +31,7 @@ from flintmq.broker.known_topic import KnownChannel, KnownTopic
 from flintmq.broker.replica import Replica
 from flintmq.cluster.state import NodeRecord
 from flintmq.cluster.view import PartitionId, View
+from flintmq.names import listed
 from flintmq.net.tasks import Tasks
 from flintmq.nsqd.cluster.asking import Answering, Asked
 from flintmq.nsqd.cluster.due import FAILED_AGAIN_S, Due
@@ -222,10 +223,10 @@ class Founding:
                 "this node or nsqlookupd knows. One that is missing there gets what is published after its consumers "
                 "have come",
                 topic,
-                _listed(map(str, numbers)),
-                _listed(map(str, sorted(missing))),
+                listed(map(str, numbers), LISTED_MAX),
+                listed(map(str, sorted(missing)), LISTED_MAX),
                 "; ".join(_why(record, why) for record in dict.fromkeys(missing.values())),
-                _listed(names) or "none",
+                listed(names, LISTED_MAX) or "none",
             )
         return found
 
@@ -330,12 +331,6 @@ def _take(answer: Channels, channels: dict[str, KnownChannel], settings: dict[st
         )
     except DecodeError as error:
         raise PeerError(f"settings that cannot be read: {error}") from None
-
-
-def _listed(names: Iterable[str]) -> str:
-    found = list(names)
-    more = len(found) - LISTED_MAX
-    return ", ".join(found[:LISTED_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 def _why(record: NodeRecord | None, why: dict[str, str]) -> str:

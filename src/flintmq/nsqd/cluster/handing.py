@@ -13,7 +13,8 @@ Rules of this file:
   answer, and so it is certain of what was sent to it at that moment.
 - What waits has a deadline and a bound in bytes; a leader that does not answer holds nobody but those it was sent to,
   and them no longer than until it is known to be silent.
-- A publish that names a partition, or whose producer counts, is never handed on: it is about one log.
+- A publish that names a partition, or whose producer counts, is never handed on: it is about one log. One that counts
+  has its topic made all the same, and is refused when that is there: which logs there are is known then.
 
 Source: docs/decisions/0017; Youzan's TCP protocol (error table).
 """
@@ -32,7 +33,7 @@ from flintmq.errors import FlintError, RemoteProtocolError
 from flintmq.net.isolation import for_each
 from flintmq.net.tasks import tell
 from flintmq.nsqd.cluster.peers import Passage, PassageFailed, Peers
-from flintmq.nsqd.leadership import NOT_WRITABLE
+from flintmq.nsqd.leadership import NOT_WRITABLE, not_leader
 from flintmq.nsqd.pending_reply import PendingReply, RemoteReply
 from flintmq.wire.bodies import Kind
 from flintmq.wire.codes import MOVED_CODES
@@ -52,6 +53,7 @@ IDLE_NS = 60_000_000_000
 """Before a connection that nothing is handed on over is closed."""
 AGAIN_S = 0.05
 """Before somebody is asked again who just refused."""
+_JUST_MADE = "has just been made, and its partitions are known now; nothing was stored: look them up, and try again"
 _DELAYED = {"PUB": "DPUB", "MPUB": "MDPUB"}  # over HTTP these take a delay as well
 _FRAME = Struct(">II")
 _SIZE = Struct(">I")
@@ -249,6 +251,8 @@ class HandOn:
     def take(self, event: Publish, purpose: Purpose = Purpose.CLIENTS) -> PendingReply:
         """Take a publish; what is returned ends when a leader has answered.
 
+        One whose producer counts ends with NOT_LEADER when its topic is there, and nothing of it is stored.
+
         Args:
             purpose: dead letters make their topic one of dead letters.
 
@@ -292,6 +296,8 @@ class HandOn:
                         await until(wish)
                         if wish.error is not None:
                             return _refused(event, str(wish.error))
+                    if event.producer_id is not None:
+                        return not_leader(event.command, event.topic, None, _JUST_MADE, fatal=False)
                     if self._is_here(event.topic):
                         reply, why = self._taken_here(event)
                         if reply is not None:

@@ -259,6 +259,7 @@ class Leaders:
             can_go_on=self._can_others,
             kept=self._kept,
             steadiness=self._steadiness,
+            is_registered=self._peers.is_registered,
             on_change=self._leading_changed,
         )
         progress.append(leading)
@@ -380,6 +381,12 @@ class Leaders:
         """Another node says that it ends; or it has ended, and is there again."""
         for led in list(self._table.led.values()):
             led.leading.ends(node, is_ending)
+
+    def node_registered(self, node: str) -> None:
+        """A process is registered as another node from now on: it may join what it was kept from joining."""
+        for led in self._table.led.values():
+            if node in led.leading.followers and node not in led.leading.state.in_sync_nodes:
+                self._noted.note(led)
 
     def _adopt(self, led: Led, pair: KeyValue, state: PartitionState) -> None:
         if pair.mod_revision > led.pair.mod_revision:

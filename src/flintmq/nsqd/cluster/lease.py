@@ -41,6 +41,7 @@ class Lease:
         on_held: called when this node is registered, and again whenever it can rely on that after it could not.
         on_fenced: called with what may not be acknowledged or delivered any more, and why.
         on_freed: called with what may be again.
+        on_replaced: called once when another process has registered as this node: nothing is led here from then on.
 
     Attributes:
         problem: why this node takes no part any more; empty: it does.
@@ -56,6 +57,7 @@ class Lease:
         on_held: Callable[[], None],
         on_fenced: Callable[[Led, str], None],
         on_freed: Callable[[Led], None],
+        on_replaced: Callable[[], None],
     ) -> None:
         self.problem = ""
         self._clock = clock
@@ -66,6 +68,7 @@ class Lease:
         self._on_held = on_held
         self._on_fenced = on_fenced
         self._on_freed = on_freed
+        self._when_replaced = on_replaced
         self._membership: Membership | None = None
         self._has_membership = asyncio.Event()
         self._is_held = False
@@ -109,11 +112,16 @@ class Lease:
         except Replaced as error:
             log.error("CLUSTER: %s", error)
 
-    def end(self) -> None:
+    def doubt(self) -> None:
+        """Find out at once whether another process has registered as this node."""
+        if self._membership is not None:
+            self._membership.doubt()
+
+    def end(self, why: str = "this node ends") -> None:
         """Hold all that is led here; nothing of it goes on any more."""
         self._is_closing = True
         for led in list(self._led.values()):
-            self._fence(led, "this node ends")
+            self._fence(led, why)
 
     async def close(self) -> None:
         """Give the lease back."""
@@ -129,7 +137,8 @@ class Lease:
 
     def _replaced(self, error: Replaced) -> None:
         self.problem = str(error)
-        self.look_at_all()
+        self.end("another process has registered as this node")
+        self._when_replaced()
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
@@ -150,7 +159,7 @@ class Lease:
 
     def may_act(self, led: Led) -> bool:
         """Whether this moment something may be acknowledged and delivered; what may not is fenced."""
-        if led.may_act(self.is_registered, self._clock.monotonic_ns()):
+        if not self._is_closing and led.may_act(self.is_registered, self._clock.monotonic_ns()):
             return True
         self.look_at_all()
         return False

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from flintmq.broker.partition import Partition
 from flintmq.broker.replica import Replica
 from flintmq.cluster.leading import Leading
-from flintmq.cluster.store import KeyValue
+from flintmq.cluster.state import PartitionState
+from flintmq.cluster.store import Compare, KeyValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class Led:
         linked: nodes that it is sent to.
         catching: those of them that are not in sync, and catch up.
         asked: the state before the change that the store is or was asked for last, and why.
+        guarded: the state that the store is or was asked for last, and what has to hold as well for that.
     """
 
     __slots__ = (
@@ -51,6 +53,7 @@ class Led:
         "awaits_channels",
         "catching",
         "deliver_from_ns",
+        "guarded",
         "is_fenced",
         "is_ready",
         "is_swapping",
@@ -86,6 +89,7 @@ class Led:
         self.linked: dict[str, None] = {}
         self.catching: dict[str, CatchUp] = {}
         self.asked = leading.state, ""
+        self.guarded: tuple[PartitionState | None, tuple[Compare, ...]] = None, ()
 
     @property
     def is_writable(self) -> bool:

@@ -15,7 +15,8 @@ anything: that one of them is silent is known before it matters, and whoever beg
 
 Rules of this file: whoever breaks a rule, or is slow, loses its connection, and nobody else notices; nothing is written
 to a peer that does not read beyond what a transport holds; a connection that never says who it is does not stay, nor
-one over which nothing comes through; who is not let in is told why, and so are people, at both ends.
+one over which nothing comes through; who is not let in is told why, and so are people, at both ends. What is led here
+is sent to the process alone that the store has as the node: of a data directory that was copied two may run.
 
 Source: docs/decisions/0017; reference: wire/peer.py.
 """
@@ -51,6 +52,7 @@ from flintmq.wire.peer import (
     Dialer,
     Farewell,
     Frame,
+    Hello,
     Identity,
     PeerError,
     PeerReader,
@@ -68,7 +70,7 @@ AGAIN_S = 0.05, 0.5
 INCOMING_MAX = 1024
 """Connections from other nodes; there are not so many nodes."""
 TOLD_MAX = 256
-"""Addresses whose refusal is remembered, so that it is told once and not at each attempt."""
+"""Refusals that are remembered, so that each is told once and not at each attempt."""
 OPENS_PER_TURN = 128
 """Copies that a leader has this node follow in one turn of the loop: who begins to lead thousands names all of them."""
 UNACKNOWLEDGED_MS = LAG_NS_MAX // 1_000_000
@@ -355,6 +357,7 @@ class _Outgoing(_Connection, asyncio.Protocol):
 
     def greeted(self, frame: Frame) -> None:
         identity, proof = self._dialer.welcomed(frame)
+        self._peers.check_dialled(identity)
         self.write(proof)
         self.trusted()
         self._is_connected = True
@@ -364,16 +367,27 @@ class _Outgoing(_Connection, asyncio.Protocol):
         self.schedule()
 
     def received(self, data: bytes) -> None:
-        self._link.receive(data, self.now_ns)
-        self.schedule()
+        if self._is_connected:
+            self._link.receive(data, self.now_ns)
+            self.schedule()
 
     def take_output(self) -> Sequence[Piece]:
-        return self._link.take_output(self.now_ns)
+        return self._link.take_output(self.now_ns) if self._is_connected else ()
 
     def lost(self) -> None:
         if self._is_connected:
-            log.info("PEER(%s): node %s is not connected any more: %s", self.peer, self._link.node, self.reason)
             self._link.disconnected(self.now_ns)
+            self._tell_gone()
+
+    def leave(self, reason: str) -> None:
+        """Close at once: the link has nothing to do with this process any more."""
+        self.abort(reason)
+        if self._is_connected:
+            self._tell_gone()
+
+    def _tell_gone(self) -> None:
+        self._is_connected = False
+        log.info("PEER(%s): node %s is not connected any more: %s", self.peer, self._link.node, self.reason)
 
 
 class _Incoming(_Connection):
@@ -385,18 +399,25 @@ class _Incoming(_Connection):
         self._acceptor = Acceptor(peers.me(), peers.secret, peers.random_bytes(NONCE_BYTES))
         self._is_greeted = False
         self._session: asyncio.Protocol | None = None
+        self.node = ""  # as it says, which may not be true
         self._is_behind = False  # what came opens more streams than fit into a turn
         self.link: FollowerLink | None = None
         self.heard_ns = self.now_ns
 
     def made(self) -> None:
-        if not self._peers.admit(self):
-            self.fail("too many connections")
+        why = self._peers.admit(self)
+        if why:
+            self.fail(why)
 
     def greeted(self, frame: Frame) -> None:
         if not self._is_greeted:
             self._is_greeted = True
-            self.write(self._acceptor.greeted(frame))
+            if isinstance(frame, Hello):
+                self.node = frame.identity.node
+            answer = self._acceptor.greeted(frame)
+            if isinstance(frame, Hello) and frame.purpose == Purpose.REPLICATION:
+                self._peers.check_accepted(frame.identity)
+            self.write(answer)
             return
         identity = self._acceptor.proved(frame)
         self.trusted()
@@ -639,8 +660,9 @@ class Peers:
         self._by_node: dict[str, _Incoming] = {}
         self._known: Collection[str] = ()
         self._ticked_ns = env.clock.monotonic_ns()
-        self._told: dict[str, str] = {}  # host -> why it was refused, as the log says already
+        self._told: set[tuple[str, str, str]] = set()  # host, node and why it was refused, as the log says already
         self._listener: Listener | None = None
+        self._why_over = ""
         self._wake = asyncio.Event()
         self.new_session: Callable[[int], asyncio.Protocol] = _no_session
         self.spare: list[bytearray] = []
@@ -658,12 +680,23 @@ class Peers:
 
     async def close(self) -> None:
         """End all of them."""
+        self.end("this node ends")
+
+    def end(self, why: str) -> None:
+        """End all of them, and have none from now on; nothing is acknowledged to a leader any more.
+
+        Args:
+            why: for the other ends.
+        """
+        self._why_over = self._why_over or why
         if self._listener is not None:
             self._listener.close()
         for node in list(self._dialled):
             self.leave(node)
         for incoming in list(self._incoming):
-            incoming.fail("this node ends")
+            if incoming.link is not None:
+                incoming.link.closed()
+            incoming.fail(self._why_over)
 
     # --- who is dialled
 
@@ -676,18 +709,20 @@ class Peers:
             now_ns = self.env.clock.monotonic_ns()
             link = LeaderLink(node, now_ns, on_output=lambda: self._has_output(node), heard_ns=heard_ns)
             found = self._dialled[node] = _Dialling(link)
-            work = kept_up(lambda: self._dial(node), f"dialling node {node}", pause_s=AGAIN_S[1])
-            found.task = asyncio.get_running_loop().create_task(work)
+            if not self._why_over:
+                work = kept_up(lambda: self._dial(node), f"dialling node {node}", pause_s=AGAIN_S[1])
+                found.task = asyncio.get_running_loop().create_task(work)
         return found.link
 
     def leave(self, node: str) -> None:
         """Dial a node no more."""
         found = self._dialled.pop(node, None)
-        if found is not None:
-            assert found.task is not None
+        if found is None:
+            return
+        if found.task is not None:
             found.task.cancel()
-            if found.connection is not None:
-                found.connection.fail("nothing is led here that you have")
+        if found.connection is not None:
+            found.connection.fail(self._why_over or "nothing is led here that you have")
 
     def keep_in_touch(self, nodes: Collection[str]) -> None:
         """Be connected with these nodes, whoever leads.
@@ -728,9 +763,36 @@ class Peers:
         """Return all that are dialled."""
         return [found.link for found in self._dialled.values()]
 
+    def is_registered(self, node: str) -> bool:
+        """Whether the process that is dialled, and connected, is the one that the store has as the node."""
+        found, record = self._dialled.get(node), self._find(node)
+        return found is not None and record is not None and found.link.incarnation == record.incarnation
+
     def nodes_changed(self) -> None:
-        """Look again for nodes that were not known."""
+        """Look again for nodes that were not known, and leave processes in whose place others have registered."""
         self._wake.set()
+        now_ns = self.env.clock.monotonic_ns()
+        for node, found in self._dialled.items():
+            record = self._find(node)
+            if record is None or not found.link.registered(record.incarnation, now_ns):
+                continue
+            if found.connection is not None:
+                found.connection.leave(f"another process, incarnation {record.incarnation}, has registered as the node")
+
+    def check_dialled(self, identity: Identity) -> None:
+        """See that the process that answered is the one that the store has as its node, as far as that is known here.
+
+        One that has not registered yet, or of which this node has not heard yet, is dialled again as soon as it has.
+
+        Raises:
+            PeerError: it is not.
+        """
+        record = self._find(identity.node)
+        if record is not None and record.incarnation != identity.incarnation:
+            raise PeerError(
+                f"incarnation {identity.incarnation} of the node answers there, and {record.incarnation} is "
+                "registered; that is about to change, or the data directory was copied"
+            )
 
     def tick(self, now_ns: int) -> None:
         """Have each link do what is due."""
@@ -769,8 +831,19 @@ class Peers:
                 told = reason
                 where = format_address(record.host, record.peer_port)
                 log.warning("PEER(%s): node %s: %s; it is dialled again", where, node, reason)
-            await asyncio.sleep(self.env.random.uniform(pause_s / 2, pause_s))
-            pause_s = min(pause_s * 2, AGAIN_S[1])
+            is_another = await self._until_replaced(record, self.env.random.uniform(pause_s / 2, pause_s))
+            pause_s = AGAIN_S[0] if is_another else min(pause_s * 2, AGAIN_S[1])
+
+    async def _until_replaced(self, record: NodeRecord, seconds: float) -> bool:
+        """Wait, for so long at most, until another process is registered as a node; return whether one is."""
+        try:
+            async with asyncio.timeout(seconds):
+                while (now := self._find(record.node)) is None or now.incarnation == record.incarnation:
+                    self._wake.clear()
+                    await self._wake.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def open_passage(
         self, record: NodeRecord, owner: PassageOwner, purpose: Purpose = Purpose.CLIENTS
@@ -781,6 +854,8 @@ class Peers:
             PassageFailed: it cannot be had.
         """
         loop = asyncio.get_running_loop()
+        if self._why_over:
+            raise PassageFailed(self._why_over)
         try:
             tls = None if self.tls is None else self.tls.dialer(record.host)
         except TlsSetupError as error:
@@ -829,18 +904,38 @@ class Peers:
 
     # --- who dialled
 
-    def admit(self, incoming: _Incoming) -> bool:
-        """Count a connection in; False when there are too many."""
+    def admit(self, incoming: _Incoming) -> str:
+        """Count a connection in; return why it is not let in, empty: it is."""
+        if self._why_over:
+            return self._why_over
         if len(self._incoming) >= INCOMING_MAX:
-            return False
+            return "too many connections"
         self._incoming[incoming] = None
-        return True
+        return ""
+
+    def check_accepted(self, identity: Identity) -> None:
+        """See that who has dialled does not take the place of another living process of its node, unless it is the one
+        that is registered: else two of them would take it from each other for ever.
+
+        Raises:
+            PeerError: it does.
+        """
+        earlier, record = self._by_node.get(identity.node), self._find(identity.node)
+        if earlier is None or earlier.link is None or earlier.link.peer.incarnation == identity.incarnation:
+            return
+        is_registered = record is not None and record.incarnation == identity.incarnation
+        if not is_registered and not self._is_quiet(earlier):
+            raise PeerError(
+                f"another process of node {identity.node} is connected, and incarnation {identity.incarnation} is not "
+                "registered; it is about to, or its data directory was copied"
+            )
 
     def accepted(self, incoming: _Incoming, identity: Identity) -> None:
         """Take note of who is at the other end; an earlier connection of that node is over."""
         earlier = self._by_node.get(identity.node)
         self._by_node[identity.node] = incoming
-        self._told.pop(_host_of(incoming.peer), None)
+        host = _host_of(incoming.peer)
+        self._told = {each for each in self._told if each[0] != host or each[1] not in ("", identity.node)}
         log.info("PEER(%s): node %s is connected", incoming.peer, identity.node)
         if earlier is not None:
             earlier.abort("the node has connected again")
@@ -857,13 +952,15 @@ class Peers:
                 del self._by_node[node]
 
     def _tell_refused(self, incoming: _Incoming) -> None:
-        """Log why somebody was not let in; once for each host, as long as the reason is the same."""
-        host = _host_of(incoming.peer)
-        if self._told.get(host) == incoming.reason or not incoming.is_refused:
+        """Log why somebody was not let in: each reason once for a node, or a host that does not say which it is, until
+        that is let in. Several nodes on one host have reasons of their own, which come in turn.
+        """
+        told = _host_of(incoming.peer), incoming.node, incoming.reason
+        if told in self._told or not incoming.is_refused:
             return
         if len(self._told) >= TOLD_MAX:
             self._told.clear()
-        self._told[host] = incoming.reason
+        self._told.add(told)
         log.warning("PEER(%s): refused: %s", incoming.peer, incoming.reason)
 
 

@@ -45,6 +45,7 @@ from flintmq.net.tasks import tell
 from flintmq.nsqd.client import Client
 from flintmq.nsqd.cluster.peers import Passage, PassageFailed, Peers
 from flintmq.nsqd.cluster.shares import shares
+from flintmq.nsqd.leadership import NOT_LEADER
 from flintmq.topic_meta import TopicMeta
 from flintmq.wire import commands
 from flintmq.wire.client import MESSAGE_CODES
@@ -476,6 +477,10 @@ class Relay(Upstreams):
     def _again(self, node: str) -> None:
         self._waits.pop(node, None)
         self.look()
+
+    def dismiss(self, why: str) -> None:
+        """Have the client go on elsewhere, at the leaders."""
+        self._client.dismiss(NOT_LEADER, why)
 
     def close(self) -> None:
         """The client is gone; what it held is queued again by the leaders."""

@@ -117,6 +117,11 @@ class Serving:
         await self.wishes.close()
         await self.handing.close()
 
+    def dismiss_relayed(self, why: str) -> None:
+        """Have consumers of what is led elsewhere go on there: nothing is relayed to them any more."""
+        for relay in list(self._relays):
+            relay.dismiss(why)
+
     def look(self) -> None:
         """Something of the cluster has changed."""
         self.wishes.look()
@@ -197,12 +202,10 @@ class Serving:
 
     def elsewhere(self, event: Publish, is_replicated: bool) -> PendingReply | None:
         """See :class:`flintmq.nsqd.leadership.Leadership`; of a topic that is not here."""
-        if event.partition is not None or event.producer_id is not None:
-            if not is_replicated and event.partition in (None, NOT_A_NUMBER) and self._asks_for(event.topic):
-                what = "is not there: its partitions are known when it is; create it, or publish without a sequence"
-                raise not_leader(event.command, event.topic, None, what, fatal=False)
-            if is_replicated or event.partition != NOT_A_NUMBER or event.producer_id is not None:
-                return None
+        if event.partition not in (None, NOT_A_NUMBER):
+            return None
+        if event.producer_id is not None and (is_replicated or event.partition == NOT_A_NUMBER):
+            return None  # it is about one log, which somebody else leads
         if not is_replicated and (event.front or not self._asks_for(event.topic)):
             return None
         return self.handing.take(event)

@@ -27,6 +27,7 @@ from flintmq.nsqd.cluster.endings import Endings
 from flintmq.nsqd.cluster.followings import Followings
 from flintmq.nsqd.cluster.leaders import Leaders
 from flintmq.nsqd.cluster.let_go import LetGo
+from flintmq.nsqd.cluster.older_records import OlderRecords
 from flintmq.nsqd.cluster.roles import Here, Role, role_of
 from flintmq.nsqd.cluster.table import Copy, Table
 from flintmq.nsqd.file_room import FileRoom
@@ -49,6 +50,7 @@ class Settling:
         room: for the files of replicas.
         gone: knows which logs were here.
         is_store_older: whether what the store says may be from before what is here.
+        takes_part: whether this node is one of the cluster yet; else nothing is led, and nothing else is done.
     """
 
     def __init__(
@@ -62,12 +64,14 @@ class Settling:
         followings: Followings,
         damaged: Damaged,
         endings: Endings,
+        older_records: OlderRecords,
         alone: Alone,
         due: Due,
         schedule: Callable[[], None],
         room: FileRoom,
         gone: LetGo,
         is_store_older: Callable[[], bool],
+        takes_part: Callable[[], bool],
     ) -> None:
         self._clock = clock
         self._me = me
@@ -78,12 +82,14 @@ class Settling:
         self._followings = followings
         self._damaged = damaged
         self._endings = endings
+        self._older_records = older_records
         self._alone = alone
         self._due = due
         self._schedule = schedule
         self._room = room
         self._gone = gone
         self._is_store_older = is_store_older
+        self._takes_part = takes_part
         self._beside_alone: set[PartitionId] = set()  # to be made here, where this node has a topic of that name alone
         self._to_sweep: list[Copy] = []
         self._sweep_count = 0
@@ -93,6 +99,10 @@ class Settling:
         copy, me = self._table.copies.get(partition), self._me()
         if (copy is not None and copy.is_busy) or me is None:
             return  # it is looked at when that has ended, or this node begins
+        if not self._takes_part():
+            if copy is not None and copy.led is not None:
+                self._leaders.depose(copy)
+            return
         replica = None if copy is None else copy.replica
         state = self._view.partitions.get(partition)
         here = None
@@ -111,6 +121,8 @@ class Settling:
             return
         if role is not Role.LEAD and copy.led is not None:
             self._leaders.depose(copy)
+        if replica is not None:
+            self._older_records.look(replica)
         if replica is not None and self._damaged.is_unfit(replica):
             if self._damaged.lacks(partition, replica) and role is Role.LEAD:
                 return  # another one is to lead it
@@ -181,6 +193,7 @@ class Settling:
 
     def tick(self) -> None:
         """Look at some of the copies, all of them once in ``SWEEP_TICKS``: which take nothing more."""
+        self._alone.tick()
         for partition in [each for each in self._beside_alone if not self._alone.has(each[0])]:
             self._beside_alone.discard(partition)  # it was deleted here, or given to the cluster
             self._due.note(partition)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from flintmq.cluster.view import View
+from flintmq.nsqd.cluster.alone import Alone
 from flintmq.nsqd.cluster.belonging import BelongingStore
 from flintmq.nsqd.cluster.copies import bytes_below
 from flintmq.nsqd.cluster.lease import Lease
@@ -39,6 +40,7 @@ class Shown:
         seen: Seen,
         store: BelongingStore,
         gone: LetGo,
+        alone: Alone,
     ) -> None:
         self.node_id = node_id
         self._incarnation = incarnation
@@ -49,6 +51,7 @@ class Shown:
         self._seen = seen
         self._store = store
         self._gone = gone
+        self._alone = alone
 
     def figures(self) -> ClusterFigures:
         """See :class:`flintmq.nsqd.replica_figures.ClusterPart`."""
@@ -68,6 +71,7 @@ class Shown:
             replica_count=len(self._table.copies),
             leader_count=len(self._table.led),
             set_aside_count=self._gone.aside_count,
+            double_topics=tuple(self._alone.doubles()),
         )
 
     def replicas(self, topic: str = "", partition: int | None = None) -> Iterator[ReplicaFigures]:

@@ -7,7 +7,8 @@
                                                    +--> each alone
 
 Rules of this file: of one partition one change is under way at a time; its outcome is told to ``Leading``, known or
-not; it may be asked for again afterwards.
+not; it may be asked for again afterwards. Who joins is registered as it was when that was wanted, or nothing is
+written.
 
 Source: docs/decisions/0017; ``cluster/leading.py`` for what may be done on the way.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 from flintmq.clock import Clock
@@ -43,6 +44,7 @@ class Swaps:
     """Has written what leaders want.
 
     Args:
+        registered: the record of a node as it stands in the store; None: there is none, as far as is known.
         tasks: that end with this node.
         members_changed: called when others may have to confirm what is led here.
         give_up: called before the store is asked to have others lead something: nothing is acknowledged or delivered
@@ -54,6 +56,7 @@ class Swaps:
         self,
         clock: Clock,
         store: Store,
+        registered: Callable[[str], KeyValue | None],
         tasks: Tasks,
         seen: Seen,
         members_changed: Callable[[], None],
@@ -62,6 +65,7 @@ class Swaps:
     ) -> None:
         self._problems = Problems(clock)
         self._store = store
+        self._registered = registered
         self._tasks = tasks
         self._seen = seen
         self._members_changed = members_changed
@@ -108,6 +112,8 @@ class Swaps:
         pairs = {led: led.pair for led in wanted}
         for led, state in wanted.items():
             led.asked = led.leading.state, why_changed(led.leading, state)
+            if led.guarded[0] is not state:  # else it is asked for again, as it was
+                led.guarded = state, self._guards(led.leading.state, state)
             led.leading.swap_began(state)
             if led.leading.gives_up:
                 self._give_up(led)
@@ -115,7 +121,10 @@ class Swaps:
         is_doubtful = False
         if len(wanted) > 1:
             try:
-                found = await self._write_together([(pairs[led], state) for led, state in wanted.items()])
+                found = await self._write_together(
+                    [(pairs[led], state) for led, state in wanted.items()],
+                    dict.fromkeys(guard for led in wanted for guard in led.guarded[1]),
+                )
             except OutcomeUnknown:
                 is_doubtful = True  # it may be carried out yet: each finds that, or keeps it from it
             except StoreError:
@@ -132,11 +141,16 @@ class Swaps:
         if pause_s:
             await asyncio.sleep(pause_s)
 
+    def _guards(self, before: PartitionState, wanted: PartitionState) -> tuple[Compare, ...]:
+        """Return what says that whoever joins is the process that is registered."""
+        records = (self._registered(member.node) for member in wanted.in_sync if member not in before.in_sync)
+        return tuple(Compare(record.key, record.mod_revision) for record in records if record is not None)
+
     async def _write_together(
-        self, wanted: Sequence[tuple[KeyValue, PartitionState]]
+        self, wanted: Sequence[tuple[KeyValue, PartitionState]], guards: Iterable[Compare]
     ) -> Sequence[KeyValue | None] | None:
         """Ask for several changes in one transaction; what stands there then, or None: nothing was changed."""
-        conditions = tuple(Compare(before.key, before.mod_revision) for before, _ in wanted)
+        conditions = (*(Compare(before.key, before.mod_revision) for before, _ in wanted), *guards)
         puts = tuple(Put(before.key, encode(state)) for before, state in wanted)
         result = await self._store.txn(Txn(conditions, (*puts, *(Get(before.key) for before, _ in wanted))))
         return result.found if result.succeeded else None
@@ -151,7 +165,7 @@ class Swaps:
         leading = led.leading
         members = ",".join(state.in_sync_nodes)
         try:
-            swapped = await swap(self._store, before.key, before, encode(state))
+            swapped = await swap(self._store, before.key, before, encode(state), guards=led.guarded[1])
         except Exception as error:
             is_expected = isinstance(error, StoreError)
             if is_expected:  # the store tells all partitions alike
@@ -163,6 +177,10 @@ class Swaps:
                 leading.swap_ended(None)
             else:
                 leading.swap_not_sent()
+            return AGAIN_S
+        if swapped.now == before and led.guarded[1]:
+            leading.swap_refused()
+            log.info("CLUSTER: %s: in sync is not %s yet: who joins has registered anew", name_of(leading), members)
             return AGAIN_S
         return self._written(led, state, swapped.now)
 

@@ -61,6 +61,9 @@ class Wishes:
     Args:
         lease: returns the id of the lease that this node is registered with, as soon as it has one.
         is_usable: whether a topic can be published and subscribed to through this node.
+
+    Attributes:
+        problem: why nothing can be asked for any more; empty: it can.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class Wishes:
         self._store = store
         self._lease = lease
         self._is_usable = is_usable
+        self.problem = ""
         self._waiting: dict[str, Ended] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed: list[asyncio.Future[None]] = []
@@ -95,6 +99,9 @@ class Wishes:
         if found is not None:
             return found
         ended = Ended()
+        if self.problem:
+            ended.end(TopicNotMade(topic, self.problem))
+            return ended
         if len(self._waiting) >= WISHES_MAX:
             ended.end(TopicNotMade(topic, f"{WISHES_MAX} others are being made; ask again"))
             return ended

@@ -19,7 +19,7 @@ class Latency:
 
     Attributes:
         count: of messages.
-        percentiles: quantile and time in ns; None when they are not kept.
+        percentiles: quantile and time in ns; None when they are not kept, and where there is no channel.
     """
 
     count: int = 0
@@ -43,7 +43,7 @@ class Latencies:
         self._summaries: dict[Channel, Summary] = {}
 
     def of_channel(self, parts: Sequence[Channel]) -> Latency:
-        """Sum up the latency of one channel, its partitions taken together."""
+        """Sum up the latency of one channel, its partitions taken together, or of several channels."""
         return self._sum([self._summary(part) for part in parts]) if self._quantiles else _NOT_KEPT
 
     def of_topic(self, topic: Topic) -> Latency:
@@ -67,5 +67,7 @@ class Latencies:
         return summary
 
     def _sum(self, summaries: Sequence[Summary]) -> Latency:
+        if not summaries:
+            return _NOT_KEPT
         whole = Summary.of(summaries)
         return Latency(whole.count, list(zip(self._quantiles, whole.values_at(self._quantiles), strict=True)))

@@ -76,6 +76,7 @@ def cluster_row(figures: ClusterFigures, replicas: Sequence[Any]) -> Row:
         "leader_count": figures.leader_count,
         "replica_count": figures.replica_count,
         "set_aside_count": figures.set_aside_count,
+        "double_topics": figures.double_topics,
         "replicas": list(replicas),
     }
 

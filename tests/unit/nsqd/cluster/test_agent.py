@@ -21,13 +21,17 @@ from flintmq.cluster.leading import Leading
 from flintmq.cluster.power import has_lost
 from flintmq.cluster.state import LEASE_TTL_S, ClusterRecord, LookupdRecord, PartitionState, decode
 from flintmq.cluster.store import OutcomeUnknown, Span, StoreUnavailable, Txn
-from flintmq.errors import StorageError
+from flintmq.errors import DiskFull, RemoteProtocolError, StorageError, WriteFailed
+from flintmq.net.membership import Replaced
 from flintmq.nsqd.cluster.agent import Agent
+from flintmq.nsqd.cluster.damaged import DISK_TICKS
+from flintmq.nsqd.cluster.followings import DISK_IS_DEAD
 from flintmq.nsqd.cluster.rounds import SLICE_COUNT
 from flintmq.nsqd.cluster.settling import SWEEP_TICKS
 from flintmq.nsqd.file_room import FileRoom
 from flintmq.storage import CutsCommitted
-from flintmq.wire.peer import CutTo, Open, Refusal
+from flintmq.wire.peer import CutTo, Identity, Open, Refusal
+from flintmq.wire.server import Publish, Subscribe
 
 PARTITION = ("t", 0)
 
@@ -97,7 +101,11 @@ class Case:
             FileRoom(env.clock, lambda: 0),
         )  # fmt: skip
         link = SimpleNamespace(add=lambda leading: None, remove=lambda topic, number: None)
-        peers: Any = SimpleNamespace(link=lambda node: link, links=list, nodes_changed=lambda: None)
+        self.peers_ended: list[str] = []
+        peers: Any = SimpleNamespace(
+            link=lambda node: link, links=list, nodes_changed=lambda: None, is_registered=bool,
+            end=self.peers_ended.append,
+        )  # fmt: skip
         self.agent._peers = self.agent.leaders._peers = peers
         self.agent._record = node("a", incarnation=self.agent.incarnation)
         self.cluster.node(self.agent._record)
@@ -549,6 +557,103 @@ def test_a_defect_behind_a_change_of_members_does_not_keep_anybody_from_trying_a
     assert_alone(case)
 
 
+def catch_up(leading: Leading) -> Leading:
+    """Have node ``b`` everything."""
+    stream: Any = SimpleNamespace(
+        wake=lambda: None, wake_watermark=lambda: None, wake_floors=lambda: None, sent=leading.end, state_number=None
+    )
+    leading.opened("b", member("b"), stream)
+    leading.acked("b", leading.end, 0)
+    leading.progress_acked("b", 0, 0)
+    leading.floors_acked("b", 0, 0)
+    return leading
+
+
+def joining(count: int) -> Case:
+    """Node ``b`` has caught up with all partitions, and its record is about to be another one."""
+    case = Case(count)
+    for number in range(count):
+        case.elect(1, "ab", "a", number)
+    case.cluster.node(node("b"))
+    case.hear()
+    case.settle()
+    for led in case.agent.table.led.values():
+        catch_up(led.leading)
+    case.loop.turn()
+    return case
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_a_node_never_joins_whose_record_is_another_one_by_then(count: int) -> None:
+    """Another process has registered, and nobody has told this node yet."""
+    case = joining(count)
+    case.cluster.node(node("b", incarnation="b2"))
+    store = Store(case)
+    case.store.txn = store.txn
+
+    async def sleep(_seconds: float) -> None:
+        if len(store.asked) > 10:
+            raise asyncio.CancelledError
+
+    def members() -> set[tuple[str, ...]]:
+        pairs = [case.cluster.store.get(KEYS.partition("t", number)) for number in range(count)]
+        return {decode(each.key, each.value, PartitionState).in_sync_nodes for each in pairs if each is not None}
+
+    with patch.object(asyncio, "sleep", sleep), contextlib.suppress(asyncio.CancelledError):
+        asyncio.run(_first_batch(case))
+    assert store.asked and members() == {("a",)}
+    case.hear()
+    with patch.object(asyncio, "sleep", sleep):
+        while case.loop.due or case.loop.begun:
+            asyncio.run(_first_batch(case))
+            case.loop.turn()
+    assert members() == {("a", "b")}, "what this node knows by now is what is registered"
+
+
+def test_who_is_not_registered_is_not_asked_for() -> None:
+    case = Case()
+    case.agent.leaders._peers.is_registered = lambda node: False
+    case.elect(1, "ab", "a")
+    case.cluster.node(node("b"))
+    case.hear()
+    case.settle()
+    leading = catch_up(case.copy.led.leading)
+    assert leading.wanted_state() is None and leading.is_level, "and nobody waits for it"
+
+
+def test_a_process_that_is_replaced_leads_and_follows_nothing_any_more(case: Case) -> None:
+    case.settle()
+    led = case.copy.led
+    assert case.agent.admission.to_publish(publish()) is led.partition
+    case.agent._lease._replaced(Replaced(KEYS.node("a"), "a2"))
+    assert led.is_fenced and not led.is_writable, "at once"
+    assert not case.agent._lease.may_act(led)
+    assert case.peers_ended and "two processes" in case.agent.problem == case.agent.shown.figures().problem
+    case.settle()
+    assert case.copy.led is None and not case.agent.table.led
+    with pytest.raises(RemoteProtocolError, match="taken this node's place"):
+        case.agent.admission.elsewhere(publish())
+    refused = case.agent.admission.prepare(SimpleNamespace(), Subscribe("t", "ch"))
+    assert refused.ended and "taken this node's place" in str(refused.error)
+    assert case.agent.admission.wish("new").error.reason == case.agent.admission.problem
+    case.elect(2)
+    case.hear()
+    case.settle()
+    assert case.copy.led is None, "whatever the store says"
+    case.cluster.partition("t", 1, state("b", "b", "ab", epoch=1, log_id=11))
+    case.hear()
+    case.settle()
+    assert ("t", 1) not in case.agent.table.copies, "no copy is made"
+    asyncio.run(case.agent._count())
+    assert not case.loop.begun and case.agent._mark._count == 0, "its directory is counted by the other one"
+    asyncio.run(case.agent.hand_over())
+    assert not case.agent._record.is_ending
+
+
+def publish() -> Publish:
+    return Publish("PUB", "t", [b"x"], 1)
+
+
 async def _first_batch(case: Case) -> None:
     await asyncio.gather(*(case.loop.begun.pop(0) for _ in list(case.loop.begun)))
 
@@ -622,6 +727,82 @@ def test_one_that_has_ended_is_fenced_at_once(case: Case) -> None:
     led.leading.ended(2)
     case.agent.look()
     assert led.is_fenced
+
+
+# -- the disk ----------------------------------------------------------------------------------------------------------
+
+
+def follow_b(partition_count: int = 1) -> Case:
+    """Node ``a`` is in sync with what ``b`` leads."""
+    case = Case(partition_count)
+    case.settle()
+    case.cluster.node(node("b"))
+    for number in range(partition_count):
+        case.cluster.partition("t", number, state("b", "ab", "ba", epoch=2, log_id=9 + number))
+    case.hear()
+    case.settle()
+    assert all(copy.following is not None for copy in case.agent.table.copies.values())
+    return case
+
+
+def test_nothing_is_followed_while_the_disk_does_not_answer() -> None:
+    """A copy to which nothing is published has everything: it would be in sync again at once."""
+    case = follow_b()
+    followings, leader, sync = case.agent._followings, Identity("c", "b", "b1", "boot b", False, 1), object()
+    stream = Stream(1)
+    found = followings.find(Open(1, "t", 0, 7, 9, 2), leader)
+    assert found is case.copy.following
+    found.open(stream, Open(1, "t", 0, 7, 9, 2))
+    for _ in range(DISK_TICKS):
+        case.agent._damaged.tick_disk(sync)
+    assert found.stream is stream
+    case.agent._damaged.tick_disk(sync)
+    assert found.stream is None and stream.heard[-1] == (Refusal.NOT_HERE, DISK_IS_DEAD)
+    assert followings.find(Open(2, "t", 0, 7, 9, 2), leader)[::2] == (Refusal.NOT_HERE, DISK_IS_DEAD)
+    case.cluster.partition("t", 0, state("b", "b", "ba", epoch=2))
+    case.hear()
+    case.settle()
+    assert followings.find(Open(3, "t", 0, 7, 9, 2), leader)[::2] == (Refusal.BROKEN, DISK_IS_DEAD), "nor may it lead"
+    case.agent._damaged.tick_disk(object())
+    assert followings.find(Open(4, "t", 0, 7, 9, 2), leader) is case.copy.following, "it answers again"
+
+
+def break_all(case: Case, error: Exception, times: int) -> None:
+    """Each leader has what it sends refused, and tries again, so often."""
+    for _ in range(times):
+        for copy in case.agent.table.copies.values():
+            copy.following.broken = error
+        for _ in range(SWEEP_TICKS):
+            case.agent._settling.tick()
+        case.loop.turn()
+        assert all(copy.following.broken is None for copy in case.agent.table.copies.values())
+
+
+def test_copies_that_find_no_room_are_told_of_once_and_again_when_one_was_written(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    case, told = follow_b(3), "could not be written: disk full"
+    break_all(case, DiskFull("a segment", 1, 2), 5)
+    assert caplog.text.count(told) == 1, "one of three copies is named"
+    written = case.copy.following
+    case.agent._followings.appended(SimpleNamespace(take_appended=lambda: [written]))
+    break_all(case, DiskFull("a segment", 1, 2), 5)
+    assert caplog.text.count(told) == 2 and caplog.text.count(f"t/0: the copy here {told}") == 2
+
+
+def test_each_copy_that_cannot_be_written_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    case = follow_b(3)
+    break_all(case, WriteFailed("a segment", "Input/output error"), 5)
+    for number in range(3):
+        assert caplog.text.count(f"t/{number}: the copy here could not be written: ") == 1
+    break_all(case, DiskFull("a segment", 1, 2), 1)
+    assert caplog.text.count("could not be written: disk full") == 1, "it is another reason"
+
+
+def test_a_node_names_the_cluster_of_its_data_directory_before_it_has_heard_the_store(case: Case) -> None:
+    case.agent._belonging.cluster_id = "of the directory"
+    assert case.agent.view.cluster is None
+    assert case.agent._identity().cluster_id == "of the directory"
 
 
 # -- the store is another one, or older --------------------------------------------------------------------------------

@@ -33,13 +33,20 @@ class End:
     """One node: what it listens for, what it was told."""
 
     def __init__(
-        self, name: str, secret: bytes = SECRET, cluster: str = "c", tls: PeerTls | None = None, version: int = 1
+        self,
+        name: str,
+        secret: bytes = SECRET,
+        cluster: str = "c",
+        tls: PeerTls | None = None,
+        version: int = 1,
+        process: int = 1,
     ) -> None:
         self.name = name
         self.nodes: dict[str, NodeRecord] = {}
         self.refused: list[str] = []
         self.appended: list[FollowerLink] = []
-        me = Identity(cluster, name, f"{name}1", f"boot {name}", False, version)
+        self.incarnation = f"{name}{process}"
+        me = Identity(cluster, name, self.incarnation, f"boot {name}", False, version)
         find, appended = self.nodes.get, self.appended.append
         self.peers = Peers(Env(), lambda: me, secret, self, find, appended, self._refused, tls=tls)
         self.port = 0
@@ -52,7 +59,8 @@ class End:
         return self
 
     def knows(self, other: End) -> None:
-        self.nodes[other.name] = node(other.name, host="127.0.0.1", peer_port=other.port)
+        address = {"host": "127.0.0.1", "peer_port": other.port}
+        self.nodes[other.name] = node(other.name, incarnation=other.incarnation, **address)
         self.peers.nodes_changed()
 
     def find(self, frame: Open, peer: Identity) -> Following | tuple[Refusal, int, str]:
@@ -246,6 +254,146 @@ async def test_a_node_that_connects_again_replaces_its_earlier_connection() -> N
     for end in ends:
         await end.peers.close()
     await follower.peers.close()
+
+
+# -- two processes of one node -----------------------------------------------------------------------------------------
+
+
+async def test_a_process_is_sent_nothing_before_it_is_known_to_be_the_registered_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    leader, follower = End("a"), await End("b", process=2).listen()
+    leader.nodes["b"] = node("b", host="127.0.0.1", peer_port=follower.port)  # of the process before
+    link = leader.peers.link("b")
+    await until(lambda: "incarnation b2 of the node answers there, and b1 is registered" in caplog.text, "refused")
+    assert not link.is_connected and not leader.peers.is_registered("b")
+    leader.knows(follower)
+    await until(lambda: link.is_connected, "connected when this node has heard of it")
+    assert leader.peers.is_registered("b") and link.incarnation == "b2"
+    del leader.nodes["b"]
+    leader.peers.nodes_changed()
+    assert link.is_connected and not leader.peers.is_registered("b"), "it goes on without its lease, and joins nothing"
+    await leader.peers.close()
+    await follower.peers.close()
+
+
+async def test_who_is_registered_is_dialled_at_once_however_long_the_pause_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers_module, "AGAIN_S", (2 * PATIENCE_S, 2 * PATIENCE_S))
+    leader, first, second = End("a"), await End("b").listen(), await End("b", process=2).listen()
+    leader.knows(first)
+    await first.peers.close()
+    link = leader.peers.link("b")
+    await until(lambda: leader.refused, "nobody listens")
+    leader.knows(second)
+    await until(lambda: link.is_connected, "connected")
+    await leader.peers.close()
+    await second.peers.close()
+
+
+async def test_a_process_is_left_when_another_one_registers_as_its_node() -> None:
+    leader, first, second = End("a"), await End("b").listen(), await End("b", process=2).listen()
+    leader.knows(first)
+    link = leader.peers.link("b")
+    await until(lambda: link.is_connected and "a" in first.peers._by_node, "connected")
+    leader.knows(second)
+    assert not link.is_connected, "at once, whatever is under way"
+    await until(lambda: link.is_connected and "a" not in first.peers._by_node, "connected with the other one")
+    assert link.incarnation == "b2"
+    for end in (leader, first, second):
+        await end.peers.close()
+
+
+async def test_two_processes_of_a_node_do_not_take_its_place_from_each_other(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO")
+    follower, first, second = await End("b").listen(), await End("a").listen(), await End("a", process=2).listen()
+    follower.knows(first)
+    first.knows(follower)
+    one = first.peers.link("b")
+    await until(lambda: one.is_connected and "a" in follower.peers._by_node, "connected")
+    accepted = follower.peers._by_node["a"]
+    second.knows(follower)
+    other = second.peers.link("b")
+    refused: list[str] = []
+    tell_refused = follower.peers._tell_refused
+
+    def tell(incoming: Any) -> None:
+        refused.append(incoming.reason)
+        tell_refused(incoming)
+
+    monkeypatch.setattr(follower.peers, "_tell_refused", tell)
+    await until(lambda: len(refused) >= 5, "it has tried again and again")
+    assert follower.peers._by_node["a"] is accepted and one.is_connected and not other.is_connected
+    assert caplog.text.count("another process of node a is connected, and incarnation a2 is not registered") <= 2
+    follower.knows(second)
+    await until(lambda: other.is_connected and not one.is_connected, "the one that is registered has the place")
+    await until(lambda: len(refused) >= 10, "now the first one tries again")
+    assert other.is_connected and not one.is_connected
+    assert caplog.text.count("node a is connected\n") == 2, "nobody is told each time"
+    for end in (first, second, follower):
+        await end.peers.close()
+
+
+async def test_several_nodes_on_one_host_are_each_refused_once_in_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their reasons come in turn, as each has its own."""
+    follower = await End("b", cluster="").listen()
+    dialling = [End("a"), End("c")]
+    refused: Counter[str] = Counter()
+    tell_refused = follower.peers._tell_refused
+
+    def tell(incoming: Any) -> None:
+        refused[incoming.node] += 1
+        tell_refused(incoming)
+
+    monkeypatch.setattr(follower.peers, "_tell_refused", tell)
+    for each in dialling:
+        each.knows(follower)
+        each.peers.link("b")
+    await until(lambda: refused["a"] >= 4 and refused["c"] >= 4, "both have tried again and again")
+    for name in "ac":
+        assert caplog.text.count(f": refused: node {name} belongs to cluster c, and") == 1, caplog.text
+    for end in (*dialling, follower):
+        await end.peers.close()
+
+
+async def test_a_process_that_is_silent_keeps_nobody_from_its_place() -> None:
+    follower, first, second = await End("b").listen(), await End("a").listen(), await End("a", process=2).listen()
+    follower.knows(first)
+    first.knows(follower)
+    link = first.peers.link("b")
+    await until(lambda: link.is_connected and "a" in follower.peers._by_node, "connected")
+    accepted = follower.peers._by_node["a"]
+    accepted.heard_ns -= LAG_NS_MAX
+    second.knows(follower)
+    other = second.peers.link("b")
+    await until(lambda: other.is_connected, "connected")
+    for end in (first, second, follower):
+        await end.peers.close()
+
+
+async def test_who_takes_part_no_longer_has_no_connections_and_makes_none() -> None:
+    one, other = await End("a").listen(), await End("b").listen()
+    one.knows(other)
+    other.knows(one)
+    to_it, from_it = one.peers.link("b"), other.peers.link("a")
+    await until(lambda: to_it.is_connected and from_it.is_connected, "connected both ways")
+    await until(lambda: "a" in other.peers._by_node, "both know who has dialled")
+    link = other.peers._by_node["a"].link
+    assert link is not None
+    other.peers.end("it takes part no longer")
+    link.acknowledge(cast(Any, object()))
+    assert not link.has_output, "what is synced by now is acknowledged to nobody"
+    await until(lambda: not to_it.is_connected and not from_it.is_connected, "no connection is left")
+    assert not other.peers.links()
+    assert other.peers.link("a") is not from_it
+    other.peers.leave("a")
+    with pytest.raises(peers_module.PassageFailed, match="takes part no longer"):
+        await other.peers.open_passage(other.nodes["a"], cast(Any, None))
+    await until(lambda: one.refused, "nobody listens there")
+    await one.peers.close()
 
 
 # -- TLS ---------------------------------------------------------------------------------------------------------------
