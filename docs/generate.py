@@ -60,11 +60,12 @@ These three are FlintMQ's own. They need no subscription, touch no message in fl
 publishing on one connection. Integers are big-endian and unsigned.
 
 **OFFSETS** answers JSON: `{"topic": "t", "partitions": [{"partition": 0, "log_id": "18e9b176265a2366",
-"epoch": 0, "start": 1, "end": 13, "start_timestamp": 0, "end_timestamp": 0, "size_bytes": 719}]}`. `start` is
-the first stored sequence, `end` is one past the last that is durable and never goes back. `log_id` names this
-log: a topic that is deleted and made again has another one. Timestamps are nanoseconds, 0 when the log is
-empty. With a timestamp in the command each row has `at`, the first sequence with that timestamp or a later
-one.
+"epoch": 0, "start": 1, "end": 13, "start_timestamp": 0, "end_timestamp": 0, "max_timestamp": 0,
+"size_bytes": 719}]}`. `start` is the first stored sequence, `end` is one past the last that is durable and never
+goes back. `log_id` names this log: a topic that is deleted and made again has another one. Timestamps are
+nanoseconds, 0 when the log is empty: of the first message, of the last, and the latest of all, which is another
+one's where a clock was set back. With a timestamp in the command each row has `at`, the first sequence with that
+timestamp or a later one.
 
 On a node of a cluster `epoch` is that of the leader, and the answer has `"elsewhere": [{"partition": 1, "log_id":
 "18e9b176265a2367", "epoch": 4, "nsqd": "10.0.0.7:4150"}]`: the partitions of the topic that cannot be read here,
