@@ -39,6 +39,8 @@ DIGESTS_NAME = "nsqd.dat.flintmq"
 FILE_BYTES_MAX = 64 * 1024 * 1024
 WRITE_INTERVAL_S = 1.0
 _RETRY_S = 5.0
+_RETRY_S_MAX = 300.0
+"""Before a write that failed is tried again: twice as long each time, so that a full disk is not told of for ever."""
 _DIGESTS_BYTES_MAX = 4096
 
 
@@ -187,8 +189,12 @@ class MetadataFile:
         self._task = None
 
     async def _write_while_due(self) -> None:
+        retry_s = _RETRY_S
         while self._is_due and not self._closing.is_set():
-            pause_s = WRITE_INTERVAL_S if await self._write() else _RETRY_S
+            if await self._write():
+                pause_s, retry_s = WRITE_INTERVAL_S, _RETRY_S
+            else:
+                pause_s, retry_s = retry_s, min(2 * retry_s, _RETRY_S_MAX)
             try:
                 async with asyncio.timeout(pause_s):
                     await self._closing.wait()

@@ -108,7 +108,7 @@ def _read_flags(table: type[Options], arguments: Sequence[str]) -> _CommandLine:
             if not words:
                 break
             raise OptionError(words[-1], words[-1], "it stands behind --, which ends the flags: NSQ ignores it")
-        name, equals, text = word.lstrip("-").partition("=")
+        name, equals, text = word.removeprefix("-").removeprefix("-").partition("=")  # more dashes are of the name
         if not word.startswith("-") or word == "-":
             raise OptionError(word, word, f"{table.program} takes only flags; a switch is turned off as --x=false")
         value = text if equals else None

@@ -658,6 +658,17 @@ class MemoryFiles:
                     self.remove(f"{path}/{child}")
             self._change("remove_directory", path, Renaming(directory, name, None))
 
+    def remove_empty_directory(self, path: str) -> None:
+        disk = self._alive()
+        with disk._lock:
+            try:
+                node = self._tree.find(path)
+            except (FileNotFoundError, NotADirectoryError):
+                return
+            if isinstance(node, DirectoryNode) and not node.entries:
+                directory, name = self._tree.parent(path)
+                self._change("remove_directory", path, Renaming(directory, name, None))
+
     def _change(self, kind: Kind, path: str, *change: Renaming) -> None:
         fault = self.disk._begin(kind, path)
         if fault is None or fault.happened():

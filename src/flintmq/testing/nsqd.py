@@ -36,7 +36,7 @@ from flintmq.clock import Clock, SystemClock
 from flintmq.env import Env
 from flintmq.errors import LocalProtocolError, StorageError
 from flintmq.message import MESSAGE_HEADER, body_position
-from flintmq.names import is_valid_name, why_invalid
+from flintmq.names import is_valid_name, listed, why_invalid
 from flintmq.nsqd.options import NsqdOptions
 from flintmq.nsqd.server import Nsqd
 from flintmq.nsqlookupd.options import NsqlookupdOptions
@@ -50,6 +50,7 @@ log = logging.getLogger("flintmq.testing")
 
 DEADLINE_S = 30.0
 POLL_S = 0.002
+LISTED_MAX = 10  # names that an error lists
 _NS_PER_S = 1_000_000_000
 
 Result = TypeVar("Result")
@@ -350,7 +351,7 @@ class MemoryNsqd:
             timeout: seconds.
 
         Raises:
-            TimeoutError: it is not; says where the messages are.
+            TimeoutError: it is not; says where the messages are, or which topics or channels there are instead.
         """
         self._begin(self._drained(topic, channel, timeout)).result()
 
@@ -361,7 +362,7 @@ class MemoryNsqd:
             timeout: seconds.
 
         Raises:
-            TimeoutError: it is not; says where the messages are.
+            TimeoutError: it is not; says where the messages are, or which topics or channels there are instead.
         """
         await asyncio.wrap_future(self._begin(self._drained(topic, channel, timeout)))
 
@@ -375,7 +376,7 @@ class MemoryNsqd:
             timeout: seconds.
 
         Raises:
-            TimeoutError: they are not; says where the messages are.
+            TimeoutError: they are not; says where the messages are, or which topics or channels there are instead.
         """
         self._begin(self._delivered(topic, channel, count, timeout)).result()
 
@@ -388,7 +389,7 @@ class MemoryNsqd:
             timeout: seconds.
 
         Raises:
-            TimeoutError: they are not; says where the messages are.
+            TimeoutError: they are not; says where the messages are, or which topics or channels there are instead.
         """
         await asyncio.wrap_future(self._begin(self._delivered(topic, channel, count, timeout)))
 
@@ -405,8 +406,26 @@ class MemoryNsqd:
             async with asyncio.timeout(timeout_s):
                 await _wait_until(condition)
         except TimeoutError:
-            counts = self._count(topic, channel)
-            raise TimeoutError(f"{topic}/{channel} not {state} within {timeout_s:g} s: {counts}") from None
+            where = self._where(topic, channel)
+            raise TimeoutError(f"{topic}/{channel} not {state} within {timeout_s:g} s: {where}") from None
+
+    def _where(self, topic: str, channel: str) -> str:
+        """Say where a channel's messages are; what there is instead when there is no such channel."""
+        topics = self._running().node.engine.broker.topics
+        found = topics.get(topic)
+        if found is None:
+            there = f"; there are: {listed(sorted(topics), LISTED_MAX)}" if topics else ", and no other"
+            return f"there is no topic {topic}{there}"
+        waiting = found.depth
+        shown = f"{waiting} {'message waits' if waiting == 1 else 'messages wait'}"
+        if channel not in found.channel_names:
+            wait = f" ({shown} for the first channel)" if waiting else ""
+            others = listed(sorted(found.channel_names), LISTED_MAX)
+            return (
+                f"topic {topic} has no channel {channel}{wait}{f'; it has: {others}' if others else ', and no other'}"
+            )
+        wait = f"; {shown} in the topic{', which is paused' if found.paused else ''}" if waiting else ""
+        return f"{self._count(topic, channel)}{wait}"
 
     # -- time ------------------------------------------------------------------------------------------------------
 

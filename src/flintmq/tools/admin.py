@@ -13,20 +13,18 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from flintmq.client.core.start import BEGINNING, END, Start, StartAt
-from flintmq.errors import OptionError, UsageError
+from flintmq.errors import UsageError
 from flintmq.options import nearest, parse_duration_ns, parse_moment
 from flintmq.sync import ConnectionOptions, LookupdAdmin, NsqdAdmin
-from flintmq.tools.secret import secret_of
-from flintmq.tools.shell.arguments import NSQD_TCP_PORT, VARIABLES, Parser, split_host
+from flintmq.tools.shell.arguments import NSQD_TCP_PORT, TOKEN_VARIABLE, VARIABLES, Parser, add_token, split_host
+from flintmq.tools.shell.secrets import shown_token
 
 PROGRAM = "flintmq admin"
-TOKEN_VARIABLE = "FLINTMQ_ADMIN_TOKEN"
 _NS_PER_S = 1_000_000_000
 _NSQD, _LOOKUPD = "127.0.0.1:4151", "127.0.0.1:4161"
 _START = (
@@ -134,9 +132,7 @@ def parser_of(word: str, method: Callable[..., Any]) -> argparse.ArgumentParser:
         )
     common.add_argument("--timeout", dest="deadline", type=duration, default=timedelta(seconds=10), metavar="10s",
                         help="until the answer must be there")  # fmt: skip
-    tokens = common.add_mutually_exclusive_group()
-    tokens.add_argument("--token", metavar="REF", help=f"bearer token: env:NAME or file:/path; {VARIABLES['token']}")
-    tokens.add_argument("--token-file", metavar="FILE", help=f"with a bearer token; or set {TOKEN_VARIABLE}")
+    add_token(common)
     common.add_argument("--tls-root-ca-file", metavar="FILE",
                         help=f"PEM file with the authorities to trust; {VARIABLES['tls_root_ca_file']}")  # fmt: skip
     common.add_argument("--tls-cert", metavar="FILE",
@@ -147,9 +143,12 @@ def parser_of(word: str, method: Callable[..., Any]) -> argparse.ArgumentParser:
 
 def fill_in(given: argparse.Namespace) -> None:
     """Take token and certificates that are not given from the environment, as the commands for people do."""
+    given.of_environment = set()
     for name in ("tls_root_ca_file", "tls_cert", "tls_key", "token"):
-        if getattr(given, name) is None and not (name == "token" and given.token_file):
-            setattr(given, name, os.environ.get(VARIABLES[name]) or None)
+        found = os.environ.get(VARIABLES[name])
+        if found and getattr(given, name) is None and not (name == "token" and given.token_file):
+            setattr(given, name, found)
+            given.of_environment.add(name)
 
 
 def _address_of(kind: type[NsqdAdmin] | type[LookupdAdmin]) -> str:
@@ -256,29 +255,6 @@ def _start(text: str) -> StartAt:
         return parse_moment(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{error}; there are {_START}") from None
-
-
-def shown_token(given: argparse.Namespace) -> str | None:
-    """Return the bearer token that a command line names, or the environment; None: there is none.
-
-    Raises:
-        OptionError: it cannot be read.
-    """
-    return secret_of("--token", given.token) if given.token else token_of(given.token_file)
-
-
-def token_of(path: str | None) -> str | None:
-    """Return the bearer token: of a file, else of the environment; None: there is none.
-
-    Raises:
-        OptionError: the file cannot be read.
-    """
-    if path is None:
-        return os.environ.get(TOKEN_VARIABLE) or None
-    try:
-        return Path(path).read_text(encoding="ascii").strip()
-    except (OSError, UnicodeError) as error:
-        raise OptionError("--token-file", path, f"a file with one token: {error}", "command line") from error
 
 
 def show(answer: Any) -> None:

@@ -62,6 +62,7 @@ class _Name:
     Attributes:
         connection: the attribute of :class:`ConnectionOptions` that it is.
         consumer: the keyword argument of a consumer that it is, otherwise.
+        compression: the one that it switches on or off, otherwise.
         convert: from the value as it is written to the one that the client takes.
         default: of an option without counterpart: the only value that may be set.
     """
@@ -69,6 +70,7 @@ class _Name:
     kind: Kind
     connection: str = ""
     consumer: str = ""
+    compression: str = ""
     convert: Callable[[Any], Any] = _as_is
     default: Any = None
 
@@ -88,8 +90,8 @@ _NAMES: Mapping[str, _Name] = {
     "tls_key": _Name(Text(), "tls_key"),
     "tls_insecure_skip_verify": _Name(Switch(), "tls_verify", convert=lambda skips: not skips),
     "tls_min_version": _Name(Text(), "tls_min_version", convert=_tls_version),
-    "deflate": _Name(Switch(), "compression", convert=lambda is_on: "deflate" if is_on else None),
-    "snappy": _Name(Switch(), "compression", convert=lambda is_on: "snappy" if is_on else None),
+    "deflate": _Name(Switch(), compression="deflate"),
+    "snappy": _Name(Switch(), compression="snappy"),
     "deflate_level": _Name(Integer(1, 9), "deflate_level"),
     "auth_secret": _Name(Text(), "auth_secret", convert=_secret),
     "max_in_flight": _Name(Integer(0), consumer="max_in_flight"),
@@ -134,13 +136,14 @@ def client_opts(program: str, flag: str, given: Iterable[str], for_consumer: boo
         token_file: with the token that nsqlookupd are shown; none if empty.
 
     Raises:
-        OptionError: there is no such option, its value is wrong, or nothing here can obey it.
+        OptionError: there is no such option, its value is wrong, nothing here can obey it, or two compressions are on.
         HttpAuthFileError: there is no token in the file.
     """
     connection: dict[str, Any] = {"user_agent": f"{program}/{NSQ_VERSION} flintmq/{__version__}"}
     if token_file:
         connection["lookup_token"] = TokenFile(token_file, Env()).now
     consumer: dict[str, Any] = {}
+    is_on: dict[str, bool] = {}
     for each in given:
         name, _, text = each.partition(",")
         value = text if "," in each else "true"
@@ -157,11 +160,18 @@ def client_opts(program: str, flag: str, given: Iterable[str], for_consumer: boo
             raise OptionError(flag, each, f"{name}: {error}", _FLAG) from None
         if known.connection:
             connection[known.connection] = converted
+        elif known.compression:
+            is_on[known.compression] = converted
         elif known.consumer and for_consumer:
             consumer[known.consumer] = converted
         elif not known.consumer and read != known.default:
             shown = known.kind.show(known.default)
             raise OptionError(flag, each, f"nothing here can obey {name}; leave it at {shown or 'nothing'}", _FLAG)
+    compressions = [name for name in is_on if is_on[name]]
+    if len(compressions) > 1:
+        raise OptionError(flag, ", ".join(compressions), "cannot enable both deflate and snappy compression", _FLAG)
+    if compressions:
+        (connection["compression"],) = compressions
     try:
         return ClientOpts(ConnectionOptions(**connection), consumer)
     except OptionError as error:

@@ -32,18 +32,20 @@ from typing import Any
 import msgspec
 
 from flintmq.addresses import format_address
-from flintmq.client.admin.health import NOTE, away_nodes, is_whole, store_away, troubles
+from flintmq.client.admin.health import NOTE, away_nodes, is_whole, store_away, troubles, why_unready
 from flintmq.client.admin.question import HttpRefused
 from flintmq.client.admin.results import ClusterStatus, ClusterTopic, Move
 from flintmq.client.admin.route import wants_tls
 from flintmq.errors import ConnectionFailed, FlintError, UsageError
+from flintmq.names import listed
 from flintmq.options import nearest
 from flintmq.sync import ConnectionOptions, LookupdAdmin, NsqdAdmin
 from flintmq.tools import cluster_tables as tables
-from flintmq.tools.admin import TOKEN_VARIABLE, duration, fill_in, shown_token
+from flintmq.tools.admin import duration, fill_in
 from flintmq.tools.shell import start
-from flintmq.tools.shell.arguments import COMMANDS, VARIABLES, Noun, Parser, add_yes, read
+from flintmq.tools.shell.arguments import COMMANDS, TOKEN_VARIABLE, VARIABLES, Noun, Parser, add_token, add_yes, read
 from flintmq.tools.shell.output import confirm
+from flintmq.tools.shell.secrets import shown_token
 from flintmq.topic_meta import REPLICATOR_MAX, usual_min_in_sync
 
 _LOOKUPD = "localhost:4161"
@@ -201,13 +203,14 @@ class Command:
     def until(self, what: str, is_so: Callable[[], str], within_s: float) -> None:
         """Wait in any case, as :meth:`wait`."""
         deadline = time.monotonic() + within_s
-        while missing := is_so():
-            self._progress(missing)
-            if time.monotonic() > deadline:
-                self._end_progress()
-                raise NotWithin(f"{what} ({missing})", within_s)
-            time.sleep(_POLL_S)
-        self._end_progress()
+        try:
+            while missing := is_so():
+                self._progress(missing)
+                if time.monotonic() > deadline:
+                    raise NotWithin(f"{what} ({missing})", within_s)
+                time.sleep(_POLL_S)
+        finally:
+            self._end_progress()
 
     def _progress(self, text: str) -> None:
         """Say how far something is: in one line of a terminal, else in a new one when it has changed."""
@@ -241,7 +244,7 @@ class Command:
             return unsure
         if not found or not found[0].leader:
             return found[0].reason if found else f"partition {topic}/{partition} is not known yet"
-        return "" if found[0].is_ready else "its leader was elected a moment ago"
+        return why_unready(found[0], {node.node: node for node in status.nodes})
 
     def topic_missing(self, topic: str, copies: int | None = None) -> str:
         """Tell what a topic lacks, or has too much; empty: nothing.
@@ -640,24 +643,47 @@ class NoNode(FlintError):
 
     def __str__(self) -> str:
         return (
-            f"there is no node {self.name}: name it by its id, or while it is there by the address of its TCP or HTTP "
-            "port; flintmq node list lists all"
+            f"there is no node {self.name}: name it by its id, or by the address of its TCP or HTTP port; flintmq node "
+            "list lists all"
         )
 
 
-def _id_of(command: Command, name: str) -> str:
-    """Return the id of a node, which may be away: then it is called by that.
+class DrainUndone(FlintError):
+    """A node that was waited for is drained no more, because somebody took that back.
+
+    Args:
+        node: it is called so.
+        left: copies that it has, or is to have, still.
+    """
+
+    def __init__(self, node: str, left: Sequence[str]) -> None:
+        super().__init__(node, tuple(left))
+        self.node = node
+        self.left = tuple(left)
+
+    def __str__(self) -> str:
+        has = f"{_counted(self.left)} still: {listed(self.left, _SHOWN_MAX)}" if self.left else "nothing"
+        return f"the drain was undone: node {self.node} may have partitions again, and has {has}"
+
+
+def _id_of(command: Command, name: str, is_awaited: bool = True) -> str:
+    """Return the id of a node, which may be away: then it is called by that, or by the address that it had.
+
+    Args:
+        is_awaited: where waiting was asked for, it is this node that is waited for.
 
     Raises:
         NoNode: it is not known which it is, and is to be waited for.
+        SeveralNodes: several have that address.
     """
     status = command.status("")
     node = status.find_node(name)
     if node is not None:
         return node.node
-    if command.waits and not _held(status, name) and all(each.node != name for each in status.drains):
+    is_known = bool(_held(status, name)) or any(each.node == name for each in status.drains)
+    if command.waits and is_awaited and not is_known:
         raise NoNode(name)
-    return name
+    return name  # the nsqlookupd may know more
 
 
 def _held(status: ClusterStatus, node: str) -> list[str]:
@@ -671,33 +697,58 @@ def _held(status: ClusterStatus, node: str) -> list[str]:
     return found
 
 
-def _left(command: Command, node: str) -> str:
-    """Tell what a node has still, which may be away; empty: nothing."""
-    status = command.status("")
-    if unsure := command.unsure(status):
-        return unsure
-    found = next((each for each in status.nodes if each.node == node), None)
-    drain = next((each for each in status.drains if each.node == node), None)
-    held = _held(status, node)
-    if not held:
-        return "" if drain is not None or found is None else f"it is not known that node {found.address} drains"
-    name = f"node {node}, which is away," if found is None else f"node {found.address}"
-    more = f" and {len(held) - _SHOWN_MAX} more" if len(held) > _SHOWN_MAX else ""
-    parts = [f"{name} has {len(held)} partition{'s' * (len(held) != 1)} still: {', '.join(held[:_SHOWN_MAX])}{more}"]
-    moving = [each for each in command.moves() if node in each.sources]
-    if moving:
-        parts.append(tables.moves_line(moving))
-    if drain is not None and drain.reason:
-        parts.append(drain.reason)
-    return "; ".join(parts)
+def _counted(partitions: Sequence[str]) -> str:
+    return f"{len(partitions)} partition{'s' * (len(partitions) != 1)}"
+
+
+class _Left:
+    """Tells what a node that is drained has still; it may be away.
+
+    Args:
+        node: its id.
+    """
+
+    def __init__(self, command: Command, node: str) -> None:
+        self._command = command
+        self._node = node
+        self._drained_at = 0  # the revision of the store at which it was last seen to be drained; 0: it was not
+
+    def __call__(self) -> str:
+        """Tell it; empty: nothing.
+
+        Raises:
+            DrainUndone: it was drained, and is no more.
+        """
+        command, node = self._command, self._node
+        status = command.status("")
+        if unsure := command.unsure(status):
+            return unsure
+        found = next((each for each in status.nodes if each.node == node), None)
+        drain = next((each for each in status.drains if each.node == node), None)
+        held = _held(status, node)
+        if drain is not None:
+            self._drained_at = max(self._drained_at, status.revision)
+        elif 0 < self._drained_at <= status.revision and (held or found is not None):
+            # one that is behind does not know of the drain yet; a node that was removed is forgotten altogether
+            raise DrainUndone(node if found is None else found.address, held)
+        if not held:
+            return "" if drain is not None or found is None else f"it is not known that node {found.address} drains"
+        name = f"node {node}, which is away," if found is None else f"node {found.address}"
+        parts = [f"{name} has {_counted(held)} still: {listed(held, _SHOWN_MAX)}"]
+        moving = [each for each in command.moves() if node in each.sources]
+        if moving:
+            parts.append(tables.moves_line(moving))
+        if drain is not None and drain.reason:
+            parts.append(drain.reason)
+        return "; ".join(parts)
 
 
 def _node_drain(command: Command) -> int:
     given = command.given
-    node = _id_of(command, given.node)
+    node = _id_of(command, given.node, is_awaited=not given.undo)
     answer = command.admin.drain_node(node, undo=given.undo, dry_run=given.dry_run)
     if not given.undo:
-        command.wait(f"node {given.node} has nothing any more", lambda: _left(command, node))
+        command.wait(f"node {given.node} has nothing any more", _Left(command, node))
     command.done(answer, f"node {given.node} {'takes partitions again' if given.undo else 'drains'}")
     return 0
 
@@ -706,7 +757,7 @@ def _node_remove(command: Command) -> int:
     given = command.given
     node = _id_of(command, given.node)
     answer = command.admin.remove_node(node, dry_run=given.dry_run)
-    command.wait(f"node {given.node} has nothing any more", lambda: _left(command, node))
+    command.wait(f"node {given.node} has nothing any more", _Left(command, node))
     command.done(answer, f"node {given.node} drains, and is forgotten when it has nothing and has ended")
     return 0
 
@@ -853,8 +904,7 @@ def _add_common(parser: argparse.ArgumentParser, verb: _Verb) -> None:
     common.add_argument("--timeout", dest="deadline", type=duration, default=timedelta(seconds=45), metavar="45s",
                         help=f"until an answer must be there; after {_TURN_S:g}s another nsqlookupd is asked "
                         "as well")  # fmt: skip
-    common.add_argument("--token", metavar="REF", help=f"bearer token: env:NAME or file:/path; {VARIABLES['token']}")
-    common.add_argument("--token-file", metavar="FILE", help=f"with a bearer token; or set {TOKEN_VARIABLE}")
+    add_token(common)
     common.add_argument("--tls-root-ca-file", metavar="FILE", help="PEM file with the authorities to trust")
     common.add_argument("--tls-cert", metavar="FILE", help="PEM file with a certificate to show")
     common.add_argument("--tls-key", metavar="FILE", help="PEM file with its key")

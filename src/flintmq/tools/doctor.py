@@ -5,10 +5,13 @@ Rules of this file:
 - It only looks: nothing is published, created or subscribed.
 - A finding says what was seen and, unless all is well, what to do. One part that does not answer hides no other.
 - Every question has a deadline (``--timeout``); nsqd are asked at the same time, at most 32 at once.
-- An nsqd whose HTTP port nobody says is asked at the port behind its TCP port, as all commands have it. What was not
-  looked at, because HTTP does not answer, is said.
+- An nsqd whose HTTP port nobody says is asked at the port behind its TCP port, as all commands have it; one that wants
+  TLS there, at the HTTPS port that it names. An nsqd of which something was not looked at has a warning that says so.
 - The token is shown to the nsqlookupds and nsqd that are named, and to the nsqd that they list; but not in clear to an
-  nsqd that was found over HTTPS alone, or whose HTTP port nobody says where options are of TLS.
+  nsqd that was found over HTTPS alone, or whose HTTP port nobody says where options are of TLS. Where there are such
+  options it is not shown in clear before it is asked for.
+- Two connections of nsqd under one address are two nsqd only while both live: a restart leaves one that is not yet
+  known to be dead, and who says anew who it is has two for a moment.
 - Exit code 0: it works, perhaps with warnings. 1: somebody will fail.
 """
 
@@ -21,7 +24,7 @@ import json
 import platform
 import socket
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -33,13 +36,15 @@ import msgspec
 from flintmq.addresses import format_address
 from flintmq.client.admin.health import store_away, store_read_only, troubles
 from flintmq.client.admin.results import ClusterStatus
+from flintmq.client.admin.route import Route, Step, wants_tls
 from flintmq.client.aio.connection import Connection
 from flintmq.client.core.http import ANSWER_SIZE_MAX, no_answer
-from flintmq.client.core.topology import Node, parse_nodes
+from flintmq.client.core.topology import NODE_COUNT_MAX, Node, parse_nodes
 from flintmq.client.options import ConnectionOptions, http_addresses, system_env, tcp_addresses
 from flintmq.client.security import TlsRefused
 from flintmq.env import Env
 from flintmq.errors import UNREADABLE_JSON, DiscoveryError, FlintError, NsqdError, UsageError
+from flintmq.names import listed
 from flintmq.net.http_client import HttpClient
 from flintmq.net.http_exchange import NoAnswer, Request
 from flintmq.net.loop import loop_factory
@@ -56,9 +61,10 @@ from flintmq.options import (
     read_command,
     version_line,
 )
-from flintmq.tools.admin import fill_in, shown_token
+from flintmq.tools.admin import fill_in
 from flintmq.tools.secret import secret_of
 from flintmq.tools.shell.arguments import VARIABLES
+from flintmq.tools.shell.secrets import shown_token
 from flintmq.version import __version__
 from flintmq.wire.client import MessageFailed, Messages
 
@@ -67,7 +73,10 @@ CONCURRENT_MAX = 32
 CLOCK_TOLERANCE_S = 2.0  # the Date header of HTTP has whole seconds
 SLOW_S = 0.5
 PORT_END = 65_536
+SILENT_NS = 45_000_000_000  # three of nsqd's pings
+LOOK_AGAIN_S = 1.0
 _NAMED_MAX = 8
+_ADDRESS_MAX = 300  # a host name has at most 253 characters
 
 _LOOKUPD_HERE, _NSQD_HERE = "127.0.0.1:4161", "127.0.0.1:4150"
 _WHAT, _SECURITY, _HOW = "What to look at", "Security", "How"
@@ -78,6 +87,12 @@ _HTTP_NAMED = (
     "name it with --nsqd-http-address=HOST:PORT beside --nsqd-tcp-address; nsqadmin and monitoring need it, too"
 )
 _HTTPS = "--nsqd-http-address=https://HOST:PORT names where it is asked over TLS"
+_TLS_TRUST = "--tls-root-ca-file, --tls-cert, --tls-key say how; nsqadmin and monitoring need the same"
+_UNKNOWN = "nothing is known of its disk and its topics"
+_DOUBLE = (
+    "give each its own --broadcast-address or --broadcast-tcp-port; one nsqd alone is there twice if it names this "
+    "nsqlookupd twice, and for some minutes after its machine or network failed"
+)
 _REFUSALS = {
     401: ("its HTTP API does not know the token", "is it in its --http-auth-tokens-file, and not an old one?"),
     403: ("its HTTP API does not let this token read", "give it the permission read, for all topics"),
@@ -193,7 +208,8 @@ class Seen:
 
     Attributes:
         http: the URL of its HTTP API, where that is named; empty: it is not.
-        channels: messages that wait and consumers of each channel, by topic and channel.
+        channels: messages that wait and consumers of each channel, by topic and channel; without topics that it has
+            alone where its cluster has others of the same names: nsqlookupd leads nobody there.
     """
 
     node: Node
@@ -263,6 +279,7 @@ class Doctor:
                     known = seen.setdefault(node.address, Seen(node))
                     known.listed_by.append(address)
                     known.node = node  # it knows the HTTP port as well
+            await self._unite(seen)
             if answered and not seen:
                 advice = "start nsqd with --lookupd-tcp-address=<the nsqlookupd's host>:4160"
                 findings.append(Finding(PROBLEM, "discovery", "no nsqlookupd lists any nsqd", advice))
@@ -277,29 +294,75 @@ class Doctor:
             await self._client.close()
         return findings
 
+    async def _unite(self, seen: dict[str, Seen]) -> None:
+        """Take an nsqd that is named by another address than it registers with for the one that is listed: it says at
+        which one clients are to find it, and the one there says the same of itself, down to when it was started.
+        """
+        named = [address for address in self._nsqd if address in seen and not seen[address].listed_by]
+        if not any(each.listed_by for each in seen.values()):
+            return
+        for address, info in zip(named, await asyncio.gather(*(self._info(seen[each]) for each in named)), strict=True):
+            try:
+                registered = format_address(str(info["broadcast_address"]), int(info["tcp_port"]))
+            except (KeyError, TypeError, ValueError):
+                continue  # it does not say
+            listed_as = seen.get(registered)
+            if listed_as is not None and listed_as.listed_by and await self._info(listed_as) == info:
+                listed_as.http = listed_as.http or seen[address].http
+                del seen[address]
+
+    async def _info(self, seen: Seen) -> dict[str, Any]:
+        """Return what an nsqd says of itself; empty where that cannot be had."""
+        port = seen.node.http_port if seen.listed_by else seen.node.tcp_port + 1
+        base = seen.http or f"http://{format_address(seen.node.broadcast_address, port)}"
+        try:
+            async with self._turns:
+                answer, _ = await self._ask(
+                    self._route(base, bool(seen.http) or self._may_show_in_clear(seen)), "/info"
+                )
+            fields = msgspec.json.decode(answer.body, type=dict[str, Any])
+        except (OSError, *UNREADABLE_JSON, ValueError):
+            return {}
+        data = fields.get("data")
+        return data if isinstance(data, dict) else fields
+
     # -- nsqlookupd ----------------------------------------------------------------------------------------------------
 
     async def _examine_lookup(self, address: str) -> tuple[list[Finding], tuple[Node, ...] | None]:
         subject = f"nsqlookupd {address}"
         try:
             info = await self._get(f"{address}/info")
-            listed = await self._get(f"{address}/nodes")
-            nodes = parse_nodes(listed.body) if listed.status == 200 else ()
+            found = await self._get(f"{address}/nodes")
+            nodes = parse_nodes(found.body) if found.status == 200 else ()
         except (OSError, DiscoveryError) as error:
             advice = "is it running there, and is this its HTTP port (4161), not the TCP port (4160)?"
             return [Finding(PROBLEM, subject, f"cannot be asked: {error}", advice)], None
         findings = [_answered(subject, info)]
-        if refused := self._refused(listed):
+        if refused := self._refused(found):
             return [*findings, Finding(PROBLEM, subject, *refused)], None
-        if listed.status != 200:
-            text = f"/nodes is answered with status {listed.status}"
+        if found.status != 200:
+            text = f"/nodes is answered with status {found.status}"
             return [*findings, Finding(PROBLEM, subject, text, "is this a nsqlookupd?")], None
         findings += self._clock(subject, info)
         findings.append(Finding(OK if nodes else NOTE, subject, f"lists {_count(len(nodes), 'nsqd', 'nsqd')}"))
+        for nsqd, remotes in (await self._doubles(address, found)).items():
+            names = listed([remote[:_ADDRESS_MAX] for remote in remotes], _NAMED_MAX)
+            text = f"{len(remotes)} nsqd say that they are {nsqd} (from {names}): clients reach one of them"
+            findings.append(Finding(PROBLEM, subject, text, _DOUBLE))
         other = await self._try_get(f"{address}/listlookup")
         if other is not None and other.status == 200:
             findings.append(Finding(OK, subject, "has /listlookup: partitions and leaders can be looked up"))
         return findings, nodes
+
+    async def _doubles(self, address: str, nodes: Answer) -> dict[str, list[str]]:
+        """Return each address that several nsqd have registered, all of which live, and where they connect from."""
+        if not (found := _doubled(nodes.body)):
+            return {}
+        await asyncio.sleep(LOOK_AGAIN_S)
+        again, debug = await self._try_get(f"{address}/nodes"), await self._try_get(f"{address}/debug")
+        still = _doubled(again.body) if again is not None and again.status == 200 else found
+        heard = _last_heard(debug.body) if debug is not None and debug.status == 200 else {}
+        return {nsqd: living for nsqd in found if len(living := _living(still.get(nsqd, []), heard)) > 1}
 
     # -- cluster -------------------------------------------------------------------------------------------------------
 
@@ -417,18 +480,23 @@ class Doctor:
             text = "nobody says its HTTP port: whether its disk and its data are well was not looked at"
             return [Finding(WARNING, subject, text, _HTTP_NAMED)]
         base = base or f"http://{format_address(node.broadcast_address, port)}"
-        shows_token = bool(seen.http) or self._may_show_in_clear(seen)
+        route = self._route(base, bool(seen.http) or self._may_show_in_clear(seen))
         try:
-            ping = await self._get(f"{base}/ping", shows_token)
-            stats = await self._get(f"{base}/stats?format=json&include_clients=false&include_mem=false", shows_token)
+            ping, _ = await self._ask(route, "/ping")
+            stats, last = await self._ask(route, "/stats?format=json&include_clients=false&include_mem=false")
         except OSError as error:
+            if (secured := route.first().base) != base:
+                text = f"its HTTP API wants TLS and cannot be asked at {secured}, so {_UNKNOWN}: {error}"
+                return [Finding(WARNING, subject, text, _TLS_TRUST)]
             advice = "nsqadmin and monitoring need it; check --http-address, --broadcast-http-port and the firewall"
             text = f"its HTTP port cannot be asked, so nothing is known of its disk and its data: {error}"
             return [Finding(WARNING, subject, text, _HTTP_NAMED if is_guess else advice)]
         if ping.status == 403:
-            return [
-                Finding(NOTE, subject, "its HTTP API wants TLS (--tls-required): its disk was not looked at", _HTTPS)
-            ]
+            if b"TLS_REQUIRED" in ping.body:
+                text = f"its HTTP API wants TLS (--tls-required), and does not say at which port: {_UNKNOWN}"
+                return [Finding(WARNING, subject, text, _HTTPS)]
+            text = f"its HTTP API does not let us ask, so {_UNKNOWN}: {ping.body[:200].decode(errors='replace')}"
+            return [Finding(WARNING, subject, text, "docs/http-auth.md (Web pages) says which names it answers to")]
         if is_guess and ping.status not in (200, 401, 429, 500):
             text = f"what answers at {base} is not its HTTP API: nothing is known of its disk and its data"
             return [Finding(WARNING, subject, text, _HTTP_NAMED)]
@@ -437,10 +505,10 @@ class Doctor:
             reason = ping.body[:200].decode(errors="replace")
             advice = "its disk refuses writes, so publishing fails: look at free space and the kernel's log"
             findings.append(Finding(PROBLEM, subject, f"is not well: {reason}", advice))
-        if stats.status == 401 and not shows_token and self._connection_options.lookup_token is not None:
+        if stats.status == 401 and not last.shows_token and self._connection_options.lookup_token is not None:
             why = "nsqlookupd is asked over HTTPS" if seen.listed_by else "options are of TLS"
             text = f"its HTTP API asks for a token, which is not shown to it in clear: {why}"
-            return [*findings, Finding(NOTE, subject, text, _HTTPS)]
+            return [*findings, Finding(WARNING, subject, f"{text}; its topics were not looked at", _HTTPS)]
         if refused := self._refused(stats):
             return [*findings, Finding(WARNING, subject, *refused)]
         if stats.status != 200:
@@ -482,6 +550,27 @@ class Doctor:
         if answer.status == 401 and self._connection_options.lookup_token is None:
             return "its HTTP API asks for a token", f"--token=REF, --token-file=FILE or {VARIABLES['token']}"
         return _REFUSALS.get(answer.status)
+
+    def _route(self, base: str, token_in_clear: bool) -> Route:
+        return Route(
+            base,
+            has_token=self._connection_options.lookup_token is not None,
+            waits_for_401=wants_tls(self._connection_options),
+            token_in_clear=token_in_clear,
+        )
+
+    async def _ask(self, route: Route, target: str) -> tuple[Answer, Step]:
+        """Ask an nsqd, where and as its answers say; return the last of at most three, and what led to it.
+
+        Raises:
+            OSError: no answer; the text says why.
+        """
+        step: Step | None = route.first()
+        while step is not None:
+            last = step
+            answer = await self._get(last.base + target, last.shows_token)
+            step = route.after(last, answer.status, answer.body)
+        return answer, last
 
     async def _get(self, url: str, shows_token: bool = True) -> Answer:
         """Ask.
@@ -625,6 +714,34 @@ def _answered(subject: str, info: Answer) -> Finding:
     return Finding(OK, subject, text)
 
 
+def _doubled(body: bytes) -> dict[str, list[str]]:
+    """Return where the connections come from of each address that ``/nodes`` has more than once."""
+    found: dict[str, list[str]] = {}
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, Any])
+        for row in ((fields.get("data") or fields).get("producers") or [])[:NODE_COUNT_MAX]:
+            address = format_address(str(row["broadcast_address"]), int(row["tcp_port"]))
+            found.setdefault(address, []).append(str(row.get("remote_address", "")) or "an address it does not say")
+    except (*UNREADABLE_JSON, AttributeError, KeyError, TypeError, ValueError):
+        return {}  # what can be read of it was told by who read its nodes
+    return {address: remotes for address, remotes in found.items() if len(remotes) > 1}
+
+
+def _last_heard(body: bytes) -> dict[str, int]:
+    """Return when nsqlookupd heard last from each connection, by where that comes from, as ``/debug`` has it."""
+    try:
+        rows = msgspec.json.decode(body, type=dict[str, Any]).get("client::") or []
+        return {str(row["id"]): int(row["last_update"]) for row in rows[:NODE_COUNT_MAX]}
+    except (*UNREADABLE_JSON, AttributeError, KeyError, OverflowError, TypeError, ValueError):
+        return {}
+
+
+def _living(remotes: Sequence[str], heard: Mapping[str, int]) -> list[str]:
+    """Return those that were not silent for pings while another one spoke; all, where nothing is known of that."""
+    latest = max((heard[remote] for remote in remotes if remote in heard), default=0)
+    return [remote for remote in remotes if latest - heard.get(remote, latest) <= SILENT_NS]
+
+
 def _unread(seen: Iterable[Seen]) -> list[Finding]:
     """Find channels with messages at one nsqd and consumers at others alone: each brings what its nsqd has."""
     waiting: dict[tuple[str, str], list[tuple[int, Seen]]] = {}
@@ -648,9 +765,7 @@ def _unread(seen: Iterable[Seen]) -> list[Finding]:
 
 
 def _named(seen: Iterable[Seen]) -> str:
-    names = sorted(each.node.address for each in seen)
-    more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
-    return ", ".join(names[:_NAMED_MAX]) + more
+    return listed(sorted(each.node.address for each in seen), _NAMED_MAX)
 
 
 def _stats_findings(subject: str, answer: Answer) -> tuple[list[Finding], dict[tuple[str, str], tuple[int, int]]]:
@@ -667,11 +782,13 @@ def _stats_findings(subject: str, answer: Answer) -> tuple[list[Finding], dict[t
             for channel in topic["channels"]
             if channel["paused"]
         ]
+        cluster = (fields.get("data") or fields).get("cluster")
+        doubles = _doubles(cluster)
         channels = {
             (topic["topic_name"], channel["channel_name"]): (channel["depth"], int(channel.get("client_count", 0)))
             for topic in topics
             for channel in topic["channels"]
-            if not channel["paused"] and not topic["paused"]
+            if not channel["paused"] and not topic["paused"] and topic["topic_name"] not in doubles
         }
     except (*UNREADABLE_JSON, AttributeError, KeyError, TypeError, ValueError) as error:
         advice = "is this port nsqd's HTTP API?"
@@ -682,7 +799,8 @@ def _stats_findings(subject: str, answer: Answer) -> tuple[list[Finding], dict[t
         text = f"its data directory was damaged: {str(health).removeprefix('NOK - damage: ')[:500]}"
         advice = "flintmq admin damage lists what was found; after flintmq admin acknowledge-damage this ends"
         findings.append(Finding(PROBLEM, subject, text, advice))
-    findings += _cluster_findings(subject, (fields.get("data") or fields).get("cluster"))
+    findings += _lookup_findings(subject, (fields.get("data") or fields).get("nsqlookupds"))
+    findings += _cluster_findings(subject, cluster)
     if waiting:
         text = f"{_count(waiting, 'message', 'messages')} in topics that have no channel"
         findings.append(Finding(NOTE, subject, text, "they are kept for the first channel; is a consumer missing?"))
@@ -691,6 +809,31 @@ def _stats_findings(subject: str, answer: Answer) -> tuple[list[Finding], dict[t
             Finding(NOTE, subject, f"paused: {', '.join(paused[:20])}", "unpause them, if that was not wanted")
         )
     return findings, channels
+
+
+def _lookup_findings(subject: str, lookups: Any) -> list[Finding]:
+    """Look at what an nsqd says of its nsqlookupds; NSQ's own, and one that has none, say nothing."""
+    rows = [row for row in lookups if isinstance(row, dict)] if isinstance(lookups, list) else []
+    away = [str(row.get("address", "?"))[:_ADDRESS_MAX] for row in rows if row.get("connected") is False]
+    advice = (
+        "is it there, at its TCP port (4160)? --lookupd-tcp-address says where it is asked; the log of nsqd says why"
+    )
+    if not away:
+        return []
+    if len(away) == len(rows):
+        text = f"reaches none of its nsqlookupds ({listed(away, _NAMED_MAX)}): clients that ask those do not find it"
+        return [Finding(PROBLEM, subject, text, advice)]
+    findings = [
+        Finding(WARNING, subject, f"does not reach its nsqlookupd {address}", advice) for address in away[:_NAMED_MAX]
+    ]
+    if more := len(away) - len(findings):
+        findings.append(Finding(WARNING, subject, f"does not reach {more} more of its nsqlookupds", advice))
+    return findings
+
+
+def _doubles(cluster: Any) -> list[str]:
+    """Return the topics that an nsqd has alone, and its cluster others of the same names."""
+    return [str(name) for name in cluster.get("double_topics") or []] if isinstance(cluster, dict) else []
 
 
 def _cluster_findings(subject: str, cluster: Any) -> list[Finding]:
@@ -713,6 +856,13 @@ def _cluster_findings(subject: str, cluster: Any) -> list[Finding]:
         text = f"{what}, in set-aside/ of its data directory: nothing of that is served"
         advice = "docs/cluster.md says how to read it; remove what is not needed"
         findings.append(Finding(NOTE, subject, text, advice))
+    if doubles := _doubles(cluster):
+        text = f"it has {listed(doubles, _NAMED_MAX)} alone, and the cluster has topics of the same names"
+        advice = (
+            "publishes at this nsqd to those with partitions are refused, and those to plain ones only it has; "
+            "docs/cluster.md (Backup) says how to end that"
+        )
+        findings.append(Finding(WARNING, subject, text, advice))
     replicas = [each for each in cluster.get("replicas") or [] if isinstance(each, dict)]
     held: dict[str, list[str]] = {}
     for each in replicas:
@@ -720,8 +870,7 @@ def _cluster_findings(subject: str, cluster: Any) -> list[Finding]:
             name = f"{each.get('topic_name', '?')}/{each.get('topic_partition', '?')}"
             held.setdefault(str(each.get("state", ""))[:100], []).append(name)
     for state, names in held.items():
-        more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
-        text = f"takes no messages for {', '.join(names[:_NAMED_MAX])}{more}, which it leads: {state}"
+        text = f"takes no messages for {listed(names, _NAMED_MAX)}, which it leads: {state}"
         advice = "flintmq cluster status says who lacks; ports between nsqd (4153) and to the store have to be open"
         findings.append(Finding(PROBLEM, subject, text, advice))
     return findings

@@ -1,8 +1,8 @@
 """``nsq_to_http``: make an HTTP request of each message.
 
-Rules of this file: a message is finished when its request was answered well, given back otherwise, and never dropped; a
-target that stalls has its share of the requests under way and not more, so that the others go on; a request that takes
-long has its message touched meanwhile.
+Rules of this file: a message is finished when its request was answered well, given back otherwise, and never dropped;
+the status is the answer, whatever is wrong with what follows it; a target that stalls has its share of the requests
+under way and not more, so that the others go on; a request that takes long has its message touched meanwhile.
 
 Source: NSQ 1.3, apps/nsq_to_http; NSQ's options.
 """
@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 MULTICAST = "multicast"
 ANSWER_BYTES_MAX = 4 * 1024 * 1024
-"""Of the body of an answer, which is thrown away; one that is longer is none."""
+"""Of the body of an answer, which is thrown away; of one that is longer no more is read."""
 REMEMBERED_MAX = 10_000
 """Messages of which it is known that some targets have them, and others not."""
 _TO = "Where to"
@@ -281,20 +281,32 @@ class Targets:
             self._each[url].note(took_s)
 
     async def _ask(self, request: Request, began: float) -> int:
-        shared: dict[str, Any] = {
-            "connect_timeout_s": self._connect_timeout_s,
-            "context": self._context if request.endpoint.is_secured else None,
-            "body_bytes_max": ANSWER_BYTES_MAX,
-        }
+        """Return the status of the answer; raises NoAnswer if there is none."""
         try:
-            return (await self._client.ask(request, timeout_s=self._timeout_s, may_keep=True, **shared)).status
+            return await self._ask_once(request, self._timeout_s, may_keep=True)
         except NoAnswer as error:
             left_s = self._timeout_s - (monotonic() - began)
             has_timed_out = isinstance(error.__cause__, TimeoutError) or left_s <= 0
             if error.error is not None or error.tls_name is not None or has_timed_out:
                 raise
             # the server may have closed a kept connection just then
-            return (await self._client.ask(request, timeout_s=left_s, **shared)).status
+            return await self._ask_once(request, left_s, may_keep=False)
+
+    async def _ask_once(self, request: Request, timeout_s: float, may_keep: bool) -> int:
+        try:
+            answer = await self._client.ask(
+                request,
+                timeout_s=timeout_s,
+                connect_timeout_s=self._connect_timeout_s,
+                context=self._context if request.endpoint.is_secured else None,
+                body_bytes_max=ANSWER_BYTES_MAX,
+                may_keep=may_keep,
+            )
+        except NoAnswer as error:
+            if error.status:  # who has answered has the message, however the answer ends
+                return error.status
+            raise
+        return answer.status
 
     async def close(self) -> None:
         """Let connections go."""

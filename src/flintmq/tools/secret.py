@@ -16,8 +16,12 @@ log = logging.getLogger(__name__)
 SECRET_BYTES_MAX = 4096
 
 
-def secret_of(flag: str, reference: str) -> str:
+def secret_of(flag: str, reference: str, source: str = "flag") -> str:
     """Return the secret that ``env:NAME`` or ``file:/path`` stands for.
+
+    Args:
+        flag: what names it, for errors.
+        source: where that was given, as in :class:`~flintmq.errors.OptionError`.
 
     Raises:
         OptionError: it stands for none.
@@ -26,18 +30,18 @@ def secret_of(flag: str, reference: str) -> str:
     if kind == "env" and name:
         found = os.environ.get(name, "")
         if not found:
-            raise OptionError(flag, reference, f"the environment variable {name} is not set", "flag")
+            raise OptionError(flag, reference, f"the environment variable {name} is not set", source)
         return found
     if kind != "file" or not name:
-        raise OptionError(flag, "<hidden>", "env:NAME or file:/path: everybody sees a command line", "flag")
+        raise OptionError(flag, "<hidden>", "env:NAME or file:/path: everybody sees a command line", source)
     try:
         with Path(name).open("rb") as file:
             data = file.read(SECRET_BYTES_MAX + 1).rstrip(b"\r\n")
         text = data.decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(flag, reference, f"it cannot be read: {error}", "flag") from None
+        raise OptionError(flag, reference, f"it cannot be read: {error}", source) from None
     if not text or len(data) > SECRET_BYTES_MAX:
-        raise OptionError(flag, reference, f"it must have 1 to {SECRET_BYTES_MAX} bytes", "flag")
+        raise OptionError(flag, reference, f"it must have 1 to {SECRET_BYTES_MAX} bytes", source)
     return text
 
 

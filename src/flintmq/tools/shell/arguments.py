@@ -36,6 +36,8 @@ VARIABLES: Mapping[str, str] = {
     "token": "FLINTMQ_TOKEN",
 }
 """Environment variables of options that are not given, by name of the option."""
+TOKEN_VARIABLE = "FLINTMQ_ADMIN_TOKEN"
+"""Environment variable with the bearer token itself, where nothing says where it is."""
 _LISTS = ("nsqd", "nsqd_http", "lookupd")
 
 
@@ -171,8 +173,15 @@ def add_where(parser: argparse.ArgumentParser, timeout: str = "10s", *, tcp: boo
         group.add_argument("--auth-secret", metavar="REF",
                            help=f"secret for AUTH: env:NAME or file:/path; {VARIABLES['auth_secret']}")  # fmt: skip
         group.add_argument("--compression", choices=("snappy", "deflate"), help="of connections")
-    group.add_argument("--token", metavar="REF",
-                       help=f"bearer token for HTTP: env:NAME or file:/path; {VARIABLES['token']}")  # fmt: skip
+    add_token(group)
+
+
+def add_token(group: argparse._ArgumentGroup) -> None:
+    """Add what says where a bearer token for HTTP is."""
+    tokens = group.add_mutually_exclusive_group()
+    tokens.add_argument("--token", metavar="REF",
+                        help=f"bearer token for HTTP: env:NAME or file:/path; {VARIABLES['token']}")  # fmt: skip
+    tokens.add_argument("--token-file", metavar="FILE", help=f"with a bearer token; or set {TOKEN_VARIABLE}")
 
 
 def add_json(parser: argparse.ArgumentParser, what: str = "print JSON, one line for each thing") -> None:
@@ -188,14 +197,20 @@ def add_yes(parser: argparse.ArgumentParser) -> None:
 def from_environment(given: argparse.Namespace, environment: Mapping[str, str] | None = None) -> None:
     """Fill in what is not given and stands in the environment; addresses of one kind go before those of the other.
 
+    ``given.of_environment`` is what was filled in.
+
     Raises:
         UsageError: nsqd and nsqlookupd are both named.
     """
     variables = os.environ if environment is None else environment
     named = bool(given.nsqd or given.nsqd_http or given.lookupd)
+    given.of_environment = set()
     for name, variable in VARIABLES.items():
         if not hasattr(given, name) or getattr(given, name) or not variables.get(variable):
             continue
+        if name == "token" and given.token_file:
+            continue
+        given.of_environment.add(name)
         if name in _LISTS:
             if not named:
                 setattr(given, name, [variables[variable]])

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from flintmq.addresses import format_address
 from flintmq.client.options import ConnectionOptions, http_addresses, tcp_addresses
 from flintmq.errors import ConnectionFailed, FlintError, OptionError
-from flintmq.tools.secret import secret_of
 from flintmq.tools.shell.arguments import HOST, LOOKUPD_HTTP_PORT, NSQD_TCP_PORT, split_host
+from flintmq.tools.shell.secrets import named_secret, shown_token
 
 if TYPE_CHECKING:
     from flintmq.sync import LookupdAdmin, NsqdAdmin
@@ -153,8 +153,6 @@ class Link:
             OptionError: a file or secret cannot be used.
         """
         given = self.given
-        secret = getattr(given, "auth_secret", None)
-        token = given.token
         return ConnectionOptions(
             user_agent=f"flintmq-{given.command}",
             connect_timeout=self.timeout_s,
@@ -165,8 +163,8 @@ class Link:
             tls_server_name=given.tls_server_name,
             tls_verify=not given.tls_insecure_skip_verify,
             compression=getattr(given, "compression", None),
-            auth_secret=secret_of("--auth-secret", secret) if secret else None,
-            lookup_token=secret_of("--token", token) if token else None,
+            auth_secret=named_secret(given, "auth_secret"),
+            lookup_token=shown_token(given),
         )
 
     @property

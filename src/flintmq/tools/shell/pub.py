@@ -402,6 +402,9 @@ class _Sender:
             for name, (flag, advice) in _FEATURES.items():
                 if getattr(self._given, name) not in (None, [], False):
                     text += f" ({flag}: {advice})"
+        if isinstance(error, PublishError) and error.code == "E_TOPIC_NOT_EXIST":
+            wanted = " --headers" if self._given.header else ""
+            text += f" (this makes no topic; to make it: flintmq topic create {self._given.topic}{wanted})"
         return f"it may be stored all the same: {text}" if isinstance(error, PublishUnknown) else text
 
 
