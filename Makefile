@@ -28,7 +28,7 @@ static: .venv/.dev # style, types, layers
 conformance: setup # the protocol, rule by rule, and other people's clients
 	$(BIN)/pytest $(wildcard tests/conformance tests/foreign)
 chaos: .venv/.dev # simulated and real crashes, then half an hour of a cluster under faults; CHAOS_SECONDS, _SEED, _ETCD
-	$(BIN)/pytest tests/sim tests/power tests/integration/test_kill.py && $(BIN)/python -m tests.chaos.run .chaos
+	FLINTMQ_SIM_ALL=1 $(BIN)/pytest tests/sim tests/power tests/integration/test_kill.py && $(BIN)/python -m tests.chaos.run .chaos
 spark: .venv/.dev # the Spark source and sink, and what takes too long for make test
 	$(BIN)/pytest -m spark
 bench: setup # speed and memory, side by side with others

@@ -78,6 +78,13 @@ class Certificates:
         nobody.private_key_pem.write_to_path(files.key)
         return files
 
+    def rsa_server(self) -> Files:
+        """A server certificate with a key of RSA, which more ciphers can use."""
+        kind = "rsa-server"
+        if kind not in self._made:
+            self._made[kind] = self._leaf(kind, self._ca, "127.0.0.1", "localhost", key_type=trustme.KeyType.RSA)
+        return self._made[kind]
+
     def expired_server(self) -> Files:
         """A server certificate out of date."""
         past = datetime.datetime(2001, 1, 1, tzinfo=datetime.UTC)

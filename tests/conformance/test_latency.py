@@ -57,6 +57,13 @@ def test_nothing_finished_is_count_0_and_value_0(timed: Nsqd, topic: str):
         assert latency_of(row) == {"count": 0, "percentiles": zeros}
 
 
+def test_a_topic_without_channels_has_no_latency(timed: Nsqd, topic: str):
+    timed.publish(topic, b"x")
+    assert latency_of(timed.stats(topic)) == {"count": 0, "percentiles": None}
+    (line,) = [each for each in timed.request("GET", "/stats").text.splitlines() if f"[{topic} " in each]
+    assert line.endswith("e2e%: ")
+
+
 def test_fields_stand_in_order(timed: Nsqd, topic: str):
     finish_one(timed, topic)
     latency = latency_of(timed.stats(topic, "c"))
@@ -66,7 +73,9 @@ def test_fields_stand_in_order(timed: Nsqd, topic: str):
 
 def test_the_highest_quantile_comes_first(timed: Nsqd, topic: str):
     timed.post(f"/topic/create?topic={topic}")
-    assert [each["quantile"] for each in latency_of(timed.stats(topic))["percentiles"]] == QUANTILES
+    timed.post(f"/channel/create?topic={topic}&channel=c")
+    for row in (timed.stats(topic), timed.stats(topic, "c")):
+        assert [each["quantile"] for each in latency_of(row)["percentiles"]] == QUANTILES
 
 
 # -- what is measured --------------------------------------------------------------------------------------------------

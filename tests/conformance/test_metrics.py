@@ -161,6 +161,13 @@ def test_latency_is_in_seconds(scene: Scene, quantile: str):
     assert scene.samples[f"{PREFIX}topic_e2e_latency_seconds"][labels(topic="t", quantile=quantile)] == channel
 
 
+def test_a_topic_without_channels_has_no_latency(scene: Scene, topic: str):
+    scene.nsqd.publish(topic, b"x")
+    samples = samples_of(scene.nsqd.request("GET", "/metrics").text)
+    assert labels(topic=topic) in samples[f"{PREFIX}topic_depth"]
+    assert labels(topic=topic, quantile="0.5") not in samples[f"{PREFIX}topic_e2e_latency_seconds"]
+
+
 def test_without_percentiles_there_is_no_latency(nsqd: Nsqd, topic: str):
     nsqd.post(f"/topic/create?topic={topic}")
     assert "latency" not in nsqd.request("GET", "/metrics").text

@@ -326,12 +326,28 @@ def test_without_memory_and_ephemeral_ones(watch: Callable[..., Watched]):
 
 def percentile_names(watch: Callable[..., Watched], percentiles: str) -> list[str]:
     """What follows ``e2e_processing_latency`` in a report, in its order."""
-    watched = watch(f"--e2e-processing-latency-percentile={percentiles}", "--statsd-mem-stats=false", last="_50:")
+    flags = (f"--e2e-processing-latency-percentile={percentiles}", "--statsd-mem-stats=false")
+    watched = watch(*flags, last="topic.t.channel.c.e2e_processing_latency_50:")
     watched.nsqd.post("/topic/create?topic=t")
+    watched.nsqd.post("/channel/create?topic=t&channel=c")
     lines = [line for line in watched.report() if "e2e" in line[0]]
     watched.nsqd.discard()
     assert {(value, kind) for _, value, kind in lines} == {(0, "g")}
-    return [name.removeprefix("topic.t.e2e_processing_latency") for name, _, _ in lines]
+    of_topic, of_channel = (
+        [name.removeprefix(key) for name, _, _ in lines if name.startswith(key)]
+        for key in ("topic.t.e2e_processing_latency", "topic.t.channel.c.e2e_processing_latency")
+    )
+    assert of_topic == of_channel
+    return of_topic
+
+
+def test_a_topic_without_channels_has_no_percentiles(watch: Callable[..., Watched]):
+    flags = ("--e2e-processing-latency-percentile=0.99,0.5", "--statsd-mem-stats=false")
+    watched = watch(*flags, last="topic.t.backend_depth:")
+    watched.nsqd.post("/topic/create?topic=t")
+    names = [name for name, _, _ in watched.report()]
+    watched.nsqd.discard()
+    assert sorted(names) == sorted(f"topic.t.{name}" for name, _ in TOPIC)
 
 
 def test_percentiles_have_their_names(watch: Callable[..., Watched]):

@@ -96,6 +96,7 @@ def test_7_percentiles_have_names_of_their_own(shared_daemons: Daemons):
     )
     try:
         nsqd.post("/topic/create?topic=t")
+        nsqd.post("/channel/create?topic=t&channel=c")
         names = statsd.report()
         while not any("e2e" in name for name in names):  # the first report may be older than the topic
             names = statsd.report()

@@ -491,7 +491,7 @@ def test_tokens_and_certificates(flavour: str, daemons: Daemons, tmp_path: Path)
     trusting = ConnectionOptions(tls_ca_file=certificates.ca)
 
     nsqd_admin(flavour, address, token=token, options=trusting).create_topic("t")
-    with pytest.raises(HttpRefused, match=r"401 UNAUTHORIZED .*pass token="):
+    with pytest.raises(HttpRefused, match=r"401 UNAUTHORIZED .*show a token"):
         nsqd_admin(flavour, address, options=trusting).stats()
     mine = certificates.client("good")
     shown = ConnectionOptions(tls_ca_file=certificates.ca, tls_cert=mine.cert, tls_key=mine.key)
@@ -642,3 +642,7 @@ def test_the_command(nsqd: Nsqd, nsqlookupd: Nsqlookupd, capsys: pytest.CaptureF
     token.write_text("a-token\n")
     assert run("ping", f"--token-file={token}", there) == "OK\n"
     assert "a file with one token" in run("ping", f"--token-file={token}.not", there, status=2)
+    for text in ("", "a\nb", "a" * 5000):
+        token.write_text(text)
+        said = run("ping", f"--token-file={token}", there, status=2)
+        assert "--token-file" in said and "1 to 4096 printable characters" in said

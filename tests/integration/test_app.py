@@ -15,11 +15,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import pytest
 from tests.integration.daemons import PATIENCE_S, SOON_S
+from typing_extensions import TypeAliasType
 
 from flintmq import App, BodyError, Consumer, LocalProtocolError, Message, OptionError, Producer, Requeue
 from flintmq.client.app import ONE_SIGNAL_S
@@ -232,6 +233,29 @@ async def test_hooks_producer_and_consumers_start_and_end_in_order(nsqd: MemoryN
         steps.clear()
         nsqd.publish("in", b"x")
     assert nsqd.published("out") == [b'{"was":"x"}', b'{"was":"x"}']
+
+
+def test_one_that_is_stopped_before_it_starts_ends_then(nsqd: MemoryNsqd):
+    app = App(nsqd_tcp_addresses=nsqd.tcp_address)
+    seen: list[Message] = []
+    app.consumer("orders", "c")(seen.append)
+
+    async def serve() -> None:
+        async with asyncio.timeout(SOON_S):
+            await app.serve()
+
+    app.stop()
+    asyncio.run(serve())
+
+    async def serve_again() -> None:
+        serving = asyncio.create_task(serve())
+        nsqd.publish("orders", b"x")
+        while not seen:
+            await asyncio.sleep(0.01)
+        app.stop()
+        await serving
+
+    asyncio.run(serve_again())
 
 
 async def test_every_hook_is_called_whichever_fails(nsqd: MemoryNsqd, caplog: pytest.LogCaptureFixture):
@@ -526,3 +550,48 @@ async def test_a_body_error_says_what_is_wrong(nsqd: MemoryNsqd):
         message.finish()
     with pytest.raises(OptionError, match="msgspec"):
         Consumer("t", "c", type=complex | bytes, nsqd_tcp_addresses=nsqd.tcp_address)
+
+
+Item = TypeVar("Item")
+Other = TypeVar("Other")
+Orders = TypeAliasType("Orders", Message[Order])
+OrderBody = TypeAliasType("OrderBody", Order)
+Of = TypeAliasType("Of", Message[Item], type_params=(Item,))
+Same = TypeAliasType("Same", Item, type_params=(Item,))
+Second = TypeAliasType("Second", Message[Other], type_params=(Item, Other))
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [
+        Orders, TypeAliasType("Again", Orders), Annotated[Orders, "the order"], Of[Order], Same[Message[Order]],
+        Second[int, Order], Message[OrderBody], TypeAliasType("Described", Annotated[Message[Order], "the order"]),
+    ],
+)  # fmt: skip
+async def test_a_handler_may_be_annotated_with_another_name_of_the_type(nsqd: MemoryNsqd, hint: Any):
+    app = App(nsqd_tcp_addresses=nsqd.tcp_address)
+    seen: list[object] = []
+
+    async def handle(order: Any, message: Any) -> None:
+        seen.extend((order, message.value))
+
+    handle.__annotations__ = {"order": OrderBody, "message": hint}
+    app.consumer("orders", "both")(handle)
+    async with app:
+        nsqd.publish("orders", b'{"id":1}')
+        await nsqd.drained("orders", "both")
+    assert seen == [Order(1), Order(1)]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="there is no statement `type` yet")
+@pytest.mark.parametrize(("hint", "why"), [("Loop", "stands for itself"), ("Unknown", "'Nothing' is not defined")])
+def test_a_handler_annotated_with_a_name_that_stands_for_nothing_is_refused(hint: str, why: str):
+    names: dict[str, Any] = {"Message": Message}
+    exec("type Loop = Loop\ntype Unknown = Message[Nothing]", names)  # no syntax of Python 3.11
+
+    async def handle(message: Any) -> None:
+        pass
+
+    handle.__annotations__ = {"message": names[hint]}
+    with pytest.raises(OptionError, match=why):
+        App(nsqd_tcp_addresses="127.0.0.1:1").consumer("orders", "c")(handle)

@@ -371,11 +371,14 @@ def test_a_restored_copy_of_a_cluster_stands_for_nothing_that_the_cluster_has(
     follower = next(node for node in cluster.nodes if node is not leader)
     node_id = {row["tcp_port"]: row["node"] for row in cluster.status()["nodes"]}
     _done("backup", tmp_path / "backup", f"--data-path={follower.data_path}")
-    leader.post("/mpub?topic=orders&partition=0", b"3\n4")
+    leader.post("/mpub?topic=orders&partition=0", b"3\nthe fourth")
 
     data_path = tmp_path / "restored"
     told = _done("restore", tmp_path / "backup", f"--data-path={data_path}")
     assert told["copies"] == {"orders": [0]}
+    before = daemons.nsqd(data_path=data_path)
+    before.post("/mpub?topic=orders&partition=0", b"of this one\nalone")
+    before.stop()
     host, port = cluster.nsqlookupd.http
     joined = daemons.nsqd(f"--cluster-store={host}:{port}", "--peer-address=127.0.0.1:0", data_path=data_path)
     wait_until(lambda: "topic orders stays this node's alone" in joined.log, lambda: joined.log)
@@ -384,8 +387,26 @@ def test_a_restored_copy_of_a_cluster_stands_for_nothing_that_the_cluster_has(
     nodes = {row["tcp_port"]: row["node"] for row in cluster.status()["nodes"]}
     assert len(nodes) == 3, "it is a node of its own"
 
+    # what would be acknowledged here nobody else would have
+    for path in ("/mpub?topic=orders&partition=0", "/pub?topic=orders"):
+        refused = joined.request("POST", path, b"z")
+        assert refused.status != 200 and b"E_FAILED_ON_NOT_WRITABLE" in refused.body, refused
+    address = "{}:{}".format(*joined.tcp)
+    told_why = flintmq("pub", "orders", f"--nsqd-tcp-address={address}", text=b"z\n")
+    assert f"is node {nodes[joined.tcp[1]]}'s alone" in told_why.stderr, told_why
+    assert joined.get("/stats?format=json")["cluster"]["double_topics"] == ["orders"]
+    assert leader.get("/stats?format=json")["cluster"]["double_topics"] == []
+    doctor = _run("doctor", f"--nsqd-tcp-address={address}", "--nsqd-http-address={}:{}".format(*joined.http))
+    assert "it has orders alone, and the cluster has topics of the same names" in doctor.stdout, doctor
+    both = [f"--nsqd-{kind}-address={'{}:{}'.format(*address)}" for node in (joined, leader) for kind, address in
+            (("tcp", node.tcp), ("http", node.http))]  # fmt: skip
+    with leader.connect() as connection:
+        connection.subscribe("orders", "c")
+        doctor = _run("doctor", *both)
+    assert "it has orders alone" in doctor.stdout, doctor
+    assert "consumers are at" not in doctor.stdout, "what is there nsqlookupd leads nobody to"
+
     # nor when the cluster gives it a place for a copy: what it has had alone is none
-    joined.post("/mpub?topic=orders&partition=0", b"x\ny")
     path = "/topic/meta/update?topic=orders&replicator=3"
     assert cluster.nsqlookupd.request("POST", path).status == 200
     restored = nodes[joined.tcp[1]]
@@ -396,7 +417,7 @@ def test_a_restored_copy_of_a_cluster_stands_for_nothing_that_the_cluster_has(
     joined.post("/topic/delete?topic=orders")
     cluster.wait_in_sync("orders", 3)
     stored = b"".join(path.read_bytes() for path in joined.segment_paths("orders"))
-    assert b"4" in stored and b"x" not in stored
+    assert b"the fourth" in stored and b"of this one" not in stored
     joined.stop()
 
     # and where nobody has it any more, the cluster takes it

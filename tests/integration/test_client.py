@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sized
 from functools import partial
@@ -16,7 +17,18 @@ from typing import Any
 import pytest
 from tests.integration.daemons import PATIENCE_S, SOON_S, Nsqd, a_few_times, wait_until
 
-from flintmq import Consumer, FinFailed, FlintError, Message, Producer, PublishError, PublishRefused, PublishUnknown
+from flintmq import (
+    ConnectionOptions,
+    Consumer,
+    FinFailed,
+    FlintError,
+    Message,
+    Producer,
+    PublishError,
+    PublishRefused,
+    PublishUnknown,
+)
+from flintmq.client.aio import handlers
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -171,6 +183,96 @@ def test_heartbeats_go_on_while_a_plain_function_blocks(nsqd):
 
 
 # --- kill -9 ---
+
+
+def test_messages_of_a_loop_are_answered_in_any_thread(nsqd, run):
+    """Else such an answer is sent when something else wakes the loop; where it is in debug mode that is an error."""
+
+    def finish(message: Message) -> None:
+        message.finish()
+
+    def requeue(message: Message) -> None:
+        message.touch()
+        message.requeue(0)
+
+    def fail(message: Message) -> None:
+        with message:
+            raise ValueError("to be seen in the log")
+
+    def succeed(message: Message) -> None:
+        with message:
+            pass
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_debug(True)
+        async with Consumer("t", "c", nsqd_tcp_addresses=address_of(nsqd), requeue_delay=0, backoff=0) as consumer:
+            attempts = []
+            for answer in (requeue, fail, finish, succeed):
+                if answer is succeed:
+                    await asyncio.to_thread(nsqd.publish, "t", b"1")
+                (message,) = await take(consumer, 1)
+                attempts.append((message.body, message.attempts))
+                thread = threading.Thread(target=answer, args=(message,))
+                thread.start()
+                thread.join()
+            assert attempts == [(b"0", 1), (b"0", 2), (b"0", 3), (b"1", 1)]
+            await asyncio.to_thread(wait_until, lambda: nsqd.unfinished("t", "c") == 0)
+            assert consumer.stats().finished == 2
+
+    nsqd.publish("t", b"0")
+    run(main())
+
+
+@pytest.mark.parametrize("how", ["in a thread", "in a signal handler"])
+def test_a_consumer_is_stopped_from_anywhere(nsqd, run, how):
+    """At once, also while the loop waits for sockets: heartbeats come once a minute."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_debug(how == "in a thread")
+        options = ConnectionOptions(heartbeat_interval=60)
+        consumer = Consumer("t", "c", nsqd_tcp_addresses=address_of(nsqd), handler=print, options=options)
+        await consumer.start()
+        running = asyncio.create_task(consumer.run())
+        if how == "in a thread":
+            threading.Timer(0.2, consumer.stop).start()
+        else:
+            before = signal.signal(signal.SIGUSR1, lambda *_: consumer.stop())
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        async with asyncio.timeout(SOON_S):
+            await running
+        if how != "in a thread":
+            signal.signal(signal.SIGUSR1, before)
+
+    run(main())
+
+
+def test_a_signal_handler_stops_a_consumer_wherever_it_interrupts_it(nsqd, monkeypatch):
+    """Here between the look into an empty inbox and the wait for what comes, which ended with the next message."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        create_future = loop.create_future
+        signals: list[int] = []
+
+        def interrupted() -> asyncio.Future[Any]:
+            future = create_future()
+            if sys._getframe(1).f_code is handlers.wait.__code__ and not signals:
+                signals.append(signal.SIGUSR1)
+                signal.raise_signal(signal.SIGUSR1)
+            return future
+
+        async with Consumer("t", "c", nsqd_tcp_addresses=address_of(nsqd)) as consumer:
+            before = signal.signal(signal.SIGUSR1, lambda *_: consumer.stop())
+            monkeypatch.setattr(loop, "create_future", interrupted)
+            async with asyncio.timeout(SOON_S):
+                async for _ in consumer:
+                    raise AssertionError
+            monkeypatch.undo()
+            signal.signal(signal.SIGUSR1, before)
+        assert signals
+
+    asyncio.run(main())
 
 
 def test_kill_9_under_load_loses_nothing_that_was_acknowledged(nsqd, run):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,17 @@ from tests.integration.daemons import PATIENCE_S
 from tests.integration.flavours import Asyncio, Blocking, Flavour
 
 import flintmq
-from flintmq import App, Consumer, LocalProtocolError, OptionError, Producer, PublishRefused
+from flintmq import (
+    App,
+    Consumer,
+    LocalProtocolError,
+    LookupdAdmin,
+    Message,
+    NsqdAdmin,
+    OptionError,
+    Producer,
+    PublishRefused,
+)
 from flintmq.testing import MemoryNsqd
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
@@ -86,6 +97,86 @@ def test_a_producer_of_a_loop_that_has_ended():
     producer = Producer(NOBODY)
     asyncio.run(producer.start())
     asyncio.run(refused_in_this_loop(producer, "has ended"))
+
+
+async def refused_consumer(consumer: Consumer, why: str) -> None:
+    said = f"^the consumer belongs to the event loop it was started in, which {why}.*: .* or use flintmq.sync.Consumer"
+    for call in (anext(aiter(consumer)), anext(consumer.batches(1)), consumer.close()):
+        with pytest.raises(RuntimeError, match=said):
+            await call
+
+
+def test_a_consumer_in_another_event_loop_consumes_nothing():
+    """Else it waits without end, and what comes is dropped when its time is over."""
+
+    async def main(nsqd: MemoryNsqd) -> None:
+        nsqd.publish("t", b"x")
+        async with Consumer("t", "c", nsqd_tcp_addresses=nsqd.tcp_address) as consumer:
+            await asyncio.to_thread(asyncio.run, refused_consumer(consumer, "is not this one"))
+            async for message in consumer:  # nothing was closed
+                message.finish()
+                break
+
+    with MemoryNsqd() as nsqd:
+        asyncio.run(main(nsqd))
+
+
+def test_a_consumer_of_a_loop_that_has_ended():
+    consumer = Consumer("t", "c", nsqd_tcp_addresses=NOBODY)
+    asyncio.run(consumer.start())
+    asyncio.run(refused_consumer(consumer, "has ended"))
+
+
+def test_without_an_event_loop_of_asyncio():
+    """As under Trio, whose loop asyncio does not know."""
+    app = App(nsqd_tcp_addresses=NOBODY)
+    app.consumer("t", "c")(lambda message: None)
+    producer, consumer = Producer(NOBODY), Consumer("t", "c", nsqd_tcp_addresses=NOBODY, handler=print)
+    pulled = Consumer("t", "c", nsqd_tcp_addresses=NOBODY)
+    nsqd, nsqlookupd = NsqdAdmin(NOBODY), LookupdAdmin(NOBODY)
+    calls: list[tuple[str, str, Callable[[], Any]]] = [
+        *(("Producer", "Producer", partial(call, producer)) for call in (methodcaller("start"), *CALLS)),
+        *(("Consumer", "Consumer", partial(methodcaller(name), consumer)) for name in ("start", "run")),
+        ("Consumer", "Consumer", lambda: anext(aiter(pulled))),
+        ("Consumer", "Consumer", lambda: anext(pulled.batches(1))),
+        ("App", "Consumer", app.serve),
+        ("App", "Consumer", app.__aenter__),
+        ("NsqdAdmin", "NsqdAdmin", nsqd.ping),
+        ("LookupdAdmin", "LookupdAdmin", nsqlookupd.ping),
+    ]
+    for name, instead, call in calls:
+        said = f"flintmq.{name} runs on asyncio, and no event loop of asyncio runs here: use flintmq.sync.{instead}, "
+        with pytest.raises(RuntimeError, match=f"^{re.escape(said)}") as caught:
+            call().__await__().send(None)
+        assert caught.value.__suppress_context__
+    asyncio.run(started_after_all(producer, consumer))
+
+
+async def started_after_all(producer: Producer, consumer: Consumer) -> None:
+    """What was refused without a loop can be started in one."""
+    async with producer, consumer:
+        pass
+
+
+def test_an_answer_when_the_loop_has_ended():
+    """Of a consumer that was closed it is one that comes too late, as any other; else it says what was left out."""
+
+    async def main(nsqd: MemoryNsqd, closes: bool) -> Message:
+        consumer = Consumer("t", "c", nsqd_tcp_addresses=nsqd.tcp_address)
+        await consumer.start()
+        message = await anext(aiter(consumer))
+        if closes:
+            await consumer.close()
+        return message
+
+    with MemoryNsqd() as nsqd:
+        nsqd.publish("t", b"x")
+        late = asyncio.run(main(nsqd, closes=True))
+        assert late.is_lost
+        late.finish()
+        lost = asyncio.run(main(nsqd, closes=False))
+        with pytest.raises(RuntimeError, match=r"the event loop of this client has ended, .* close\(\) it first"):
+            lost.requeue()
 
 
 def test_a_producer_that_was_not_started():

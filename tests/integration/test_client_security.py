@@ -282,7 +282,7 @@ def test_an_expired_certificate(daemons: Daemons, certificates: Certificates, to
         ("require", "none", "tls1.2", "may want a certificate of it, see tls_cert"),
         ("require-verify", "none", "tls1.3", "it wants a certificate of this client: set tls_cert and tls_key"),
         ("require-verify", "stranger", "tls1.3", "does not accept this client's certificate: tls_cert must be from"),
-        ("require-verify", "expired", "tls1.3", "does not accept this client's certificate"),
+        ("require-verify", "expired", "tls1.3", "this client's certificate has expired, .*: renew tls_cert"),
     ],
 )
 def test_a_client_that_is_not_let_in(

@@ -562,6 +562,9 @@ def test_a_deleted_topic_is_gone_from_every_node(cluster: Cluster, topic: str) -
     publisher.publish(b"x")
     publisher.close()
     away = next(node for node in cluster.nodes if node is not cluster.leader(topic))
+    for change in ("delete?", "meta/update?retention=5&", "meta/update?version=7&retention=5&"):
+        answer = cluster.leader(topic).request("POST", f"/topic/{change}topic={topic}")
+        assert answer.status == 400 and "OF_THE_CLUSTER: " in answer.text and "nsqlookupd" in answer.text, answer
     cluster.nsqlookupd.post(f"/topic/delete?topic={topic}&partition=**")
     for node in cluster.nodes:
         wait_until(lambda node=node: not _directories(node, topic), f"{topic} is gone")  # type: ignore[misc]

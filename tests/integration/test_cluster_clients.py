@@ -136,6 +136,19 @@ def test_what_is_published_once_is_stored_once_and_in_order(cluster: Cluster, fl
     print(f"longest wait of a publisher {max(each.longest_s for each in writings):.3f} s")
 
 
+def test_publishing_once_to_a_topic_that_is_not_there_makes_it(cluster: Cluster, flavour: Flavour) -> None:
+    """Many begin at the same moment: each message is stored once, wherever its log is led."""
+    topic = f"new-once-{flavour.name}"
+    with flavour.producer(nsqlookupd_http_addresses=_address(cluster), idempotent=True) as producer:
+        writings = [Writing(producer, topic, f"new{number}") for number in range(3)]
+        for each in writings:
+            each.more(5)
+        acknowledged = [body for each in writings for body in each.end()]
+    (row,) = cluster.status(topic)["topics"]
+    leaders = dict.fromkeys(cluster.leader_of_plain(topic, number) for number in range(row["partition_num"]))
+    assert sum(node.stats(topic)["message_count"] for node in leaders) == len(acknowledged)
+
+
 def test_what_is_published_once_to_a_topic_without_partitions_is_known_through_a_failover(
     cluster: Cluster, flavour: Flavour
 ) -> None:

@@ -20,6 +20,8 @@ from tests.integration.daemons import ERROR, SOURCES, Cluster, Nsqd, running_clu
 from tests.integration.mounts import Mount, mounted_tmpfs, needs_root
 from tests.integration.test_cluster import Publisher, _consumer, _received
 
+from flintmq.cluster.link import RETRY_NS_MAX
+
 FAULTS = """
 import errno, os, time
 
@@ -134,6 +136,29 @@ def test_a_follower_whose_disk_dies_is_left_out_until_it_works(cluster: Cluster,
     publisher.publish(b"with all three")
     publisher.close()
     assert b"with all three" in b"".join(path.read_bytes() for path in follower.segment_paths(topic))
+
+
+def test_a_disk_that_hangs_has_the_store_written_once(cluster: Cluster, topic: str) -> None:
+    """A copy to which nothing is published has everything all the time, and is out of sync all the same."""
+    leader = cluster.leader(topic)
+    follower = next(node for node in cluster.nodes if node is not leader)
+    busy = next(_topics)
+    cluster.create(busy)
+    cluster.wait_in_sync(busy, 3)
+    told = f"{topic}/0: this node is in sync no longer: the disk does not answer"
+    assert told not in follower.log
+    _strike(follower, "HANG")
+    publisher = Publisher(cluster, busy)
+    publisher.publish(b"it has something to sync")
+    wait_until(lambda: not _in_sync(cluster, topic, follower), lambda: str(cluster.status(topic)))
+    ends = time.monotonic() + 3 * RETRY_NS_MAX / 1e9  # each leader has asked it again a few times by then
+    while time.monotonic() < ends:
+        publisher.publish(b"others go on")
+    assert follower.log.count(told) == 1 and not _in_sync(cluster, topic, follower)
+    _heal(follower)
+    cluster.wait_in_sync(topic, 3)
+    cluster.wait_in_sync(busy, 3)
+    publisher.close()
 
 
 def test_a_leader_that_finds_no_room_hands_over(cluster: Cluster, topic: str) -> None:

@@ -128,6 +128,12 @@ def test_moves_that_cannot_be(cluster: Cluster) -> None:
     assert "there is no topic" in _refused(
         cluster, f"/topic/partition/move?topic=nothing&partition=0&move_from={with_one[0]}&move_to={without[0]}"
     )
+    for change in ("/topic/meta/update?replicator=2&", "/topic/delete?partition=**&", "/topic/delete?"):
+        said = _refused(cluster, f"{change}topic=nothing&dry_run=true")
+        assert "there is no topic nothing" in said, said
+    cluster.nsqlookupd.post("/topic/create?topic=plain%23ephemeral")
+    said = _refused(cluster, "/topic/delete?topic=plain%23ephemeral&dry_run=true")
+    assert "INVALID_ARG_DRY_RUN" in said, "there is one, which is not the cluster's"
     _ordered(cluster.nsqlookupd, "/cluster/upgrade/begin")
     assert "/cluster/upgrade/done" in _refused(cluster, f"{move}&move_from={with_one[0]}&move_to={without[0]}")
     _ordered(cluster.nsqlookupd, "/cluster/upgrade/done")

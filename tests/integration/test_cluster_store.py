@@ -203,3 +203,49 @@ def test_nobody_leads_an_empty_copy_in_the_place_of_one_that_is_lost(tmp_path: P
         row = cluster.partition(topic)
         assert not row["leader"] and not source.segment_paths(topic), row
         assert target.segment_paths(topic)
+
+
+def test_settings_and_the_number_of_partitions_go_by_a_store_that_was_put_back(tmp_path: Path) -> None:
+    """Not by what nodes were told before, however often a topic was changed since the backup."""
+    with running_cluster(tmp_path, copies_on=2) as cluster:
+        topic = next(_topics)
+        cluster.create(topic, 2, copies=2)
+        _stop(cluster)
+        path = _store_path(cluster)
+        shutil.copytree(path, tmp_path / "backup")
+        _start(cluster)
+        for days in (10, 11, 12):
+            _retain(cluster, topic, days)
+        wait_until(lambda: cluster.expand(topic, 3), "it has more partitions")
+        _wait_known(cluster, topic, 12, 3)
+        _stop(cluster)
+        shutil.rmtree(path)
+        (tmp_path / "backup").rename(path)
+        _start(cluster)
+        _wait_known(cluster, topic, 0, 2)
+        _retain(cluster, topic, 2)
+        _wait_known(cluster, topic, 2, 2)
+        cluster.nsqlookupd.request("POST", f"/topic/delete?topic={topic}&partition=**")
+        for node in cluster.nodes:
+            _wait_gone(node.data_path / "topics" / f"t-{topic}")
+
+
+def _retain(cluster: Cluster, topic: str, days: int) -> None:
+    order = f"/topic/meta/update?topic={topic}&retention={days}"
+    wait_until(lambda: cluster.nsqlookupd.request("POST", order).status == 200, "its settings are changed")
+
+
+def _wait_known(cluster: Cluster, topic: str, days: int, partition_num: int) -> None:
+    """Wait until every partition is led, and every leader has these settings."""
+
+    def is_known() -> bool:
+        leaders = [cluster.found_leader(topic, number) for number in range(partition_num)]
+        rows = [node.stats(topic) for node in leaders if node is not None]
+        known = {(row["retention_days"], row["partition_num"]) for row in rows}
+        return None not in leaders and known == {(days, partition_num)}
+
+    wait_until(is_known, lambda: f"{days} days, {partition_num} partitions: {[node.log for node in cluster.nodes]}")
+
+
+def _wait_gone(directory: Path) -> None:
+    wait_until(lambda: not directory.exists(), lambda: f"{directory} is gone: {list(directory.rglob('*'))}")

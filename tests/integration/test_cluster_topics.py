@@ -97,6 +97,38 @@ def test_a_topic_that_a_client_makes_is_one_of_the_cluster(cluster: Cluster, top
     cluster.wait_in_sync(topic, 3)
 
 
+@pytest.mark.parametrize("way", ["PUB_ONCE", "MPUB_ONCE", "/pub"])
+def test_a_publish_with_a_sequence_has_its_topic_made_and_is_sent_again(cluster: Cluster, topic: str, way: str) -> None:
+    """Which log it is for is known then: nothing of it is stored before."""
+    node, name = cluster.nodes[0], topic.encode()
+    made = f"topic {topic} has just been made, and its partitions are known now; nothing was stored"
+    if way == "/pub":
+        answer = node.request("POST", f"/pub?topic={topic}&producer_id=p&sequence=1", b"x", _BARE)
+        assert answer.error == (400, "E_FAILED_ON_NOT_LEADER")
+    else:
+        body = sized(b"x") if way == "PUB_ONCE" else sized(b"\0\0\0\1" + sized(b"x"))
+        with node.connect() as connection:
+            refused = connection.error(b"%s %s - p 1\n%s" % (way.encode(), name, body))
+            assert refused.startswith("E_FAILED_ON_NOT_LEADER ") and made in refused
+            connection.settle()  # it goes on
+    assert _record(cluster, topic)["partition_num"] == 1
+    leader = cluster.leader_of_plain(topic)
+    assert leader.stats(topic)["message_count"] == 0
+    with leader.connect() as connection:
+        for _ in range(2):
+            connection.ok(b"PUB_ONCE %s 0 p 1\n%s" % (name, sized(b"x")))
+    assert leader.stats(topic)["message_count"] == 1
+
+
+def test_a_publish_with_a_sequence_and_headers_makes_no_topic(cluster: Cluster, topic: str) -> None:
+    """As without a sequence: headers need a topic that was created for them."""
+    message = sized(len(b"{}").to_bytes(2, "big") + b"{}" + b"x")
+    with cluster.nodes[0].connect() as connection:
+        refused = connection.error(b"MPUB_EXT_ONCE %s - p 1\n%s" % (topic.encode(), sized(b"\0\0\0\1" + message)))
+    assert refused.startswith("E_TOPIC_NOT_EXIST ")
+    assert _record(cluster, topic)["partitions"] == []
+
+
 def _made(cluster: Cluster, topic: str) -> tuple[Nsqd, list[Nsqd]]:
     """Make a topic by publishing nothing; return who leads it, and who does not."""
     assert cluster.nodes[0].request("POST", f"/topic/create?topic={topic}", None, _BARE).status == 200
@@ -417,6 +449,36 @@ def _consumed(node: Nsqd, topic: str, count_max: int, partition: str = "") -> li
         consumer.send(b"CLS\n")
         assert consumer.response() == b"CLOSE_WAIT"
     return found
+
+
+def test_a_topic_that_the_cluster_has_made_otherwise_is_not_published_to_until_that_is_gone(daemons: Daemons) -> None:
+    path = daemons.new_directory("alone")
+    alone = daemons.nsqd(data_path=path)
+    alone.post("/topic/create?topic=ev&partition_num=2")
+    alone.stop()
+    cluster = Cluster(daemons)
+    try:
+        cluster.create("ev")
+        cluster.leader("ev")
+        store, lookupd = (address_of(each) for each in (cluster.nsqlookupd.http, cluster.nsqlookupd.tcp))
+        joined = daemons.nsqd(
+            f"--cluster-store={store}", "--peer-address=127.0.0.1:0", f"--lookupd-tcp-address={lookupd}", data_path=path
+        )
+        wait_until(lambda: "topic ev stays this node's alone" in joined.log, lambda: joined.log)
+        with joined.connect() as publisher:
+            for command in (b"PUB ev\n", b"PUB ev 0\n", b"PUB ev 1\n", b"PUB ev\n"):  # the cluster has no partition 1
+                error = publisher.error(command + sized(b"x"))
+                assert error.startswith("E_FAILED_ON_NOT_WRITABLE PUB topic ev partition ") and "alone" in error, error
+                assert "delete it on this node" in error
+        cluster.nsqlookupd.post("/topic/delete?topic=ev")
+        wait_until(lambda: "topic ev of this node is the cluster's now" in joined.log, lambda: joined.log)
+        wait_until(lambda: re.search(r"ev/1 epoch \d+ is ready", joined.log) is not None, lambda: joined.log)
+        with joined.connect() as publisher:
+            publisher.ok(b"PUB ev 1\n" + sized(b"y"))
+        partitions: Any = _record(cluster, "ev")["partitions"]
+        assert [each["partition"] for each in partitions] == [0, 1]
+    finally:
+        cluster.close()
 
 
 def test_directories_of_single_nodes_join_as_they_are(daemons: Daemons, capsys: pytest.CaptureFixture[str]) -> None:

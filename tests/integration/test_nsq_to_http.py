@@ -6,11 +6,12 @@ Source: NSQ 1.3, apps/nsq_to_http.
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from tests.certificates import Certificates
 from tests.integration.daemons import PATIENCE_S, SOON_S, Nsqd, wait_until
 from tests.integration.utilities import at, end, is_finished, started
 from tests.ports import reserved_port
+
+from flintmq.tools.nsq_to_http import ANSWER_BYTES_MAX
 
 _topics = (f"http{number}" for number in count())
 CHANNEL = "nsq_to_http"
@@ -170,6 +173,58 @@ def test_answers_that_finish_a_message(
     assert len(target.seen) == len(good) + len(bad)
     for status in bad:
         assert f"got status code {status}" in log
+
+
+@pytest.mark.parametrize(
+    ("answer", "number", "timeout"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\nok", 3, "1m"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nok", 3, "1m"),
+        (b"HTTP/1.1 200 OK\nContent-Length: 2\n\nok", 3, "1m"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\nConnection: close\r\n\r\nok", 3, "1m"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nok", 1, "2s"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * (ANSWER_BYTES_MAX + 1), 3, "1m"),
+    ],
+    ids=["a length twice", "two lengths", "LF alone", "cut short", "slow", "large"],
+)
+def test_the_status_decides_whatever_follows_it(
+    single_nsqd: Nsqd, topic: str, answer: bytes, number: int, timeout: str
+):
+    single_nsqd.publish(topic, *[b"x"] * number)
+    requests = 0
+    connections: list[socket.socket] = []
+
+    def serve(listener: socket.socket) -> None:
+        nonlocal requests
+        with suppress(OSError):  # of the listener, at the end
+            while True:
+                connection, _ = listener.accept()
+                connections.append(connection)
+                data = b""
+                while not data.endswith(b"\r\n\r\nx") and (piece := connection.recv(65536)):
+                    data += piece
+                requests += 1
+                with suppress(OSError):  # it reads no more than it wants to
+                    connection.sendall(answer)
+                    if b"close" in answer:
+                        connection.shutdown(socket.SHUT_RDWR)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,), daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        arguments = (f"--topic={topic}", f"--post={url}", f"--http-client-request-timeout={timeout}", "-n=1", *AT_ONCE)
+        try:
+            with started("nsq_to_http", at(single_nsqd), *arguments) as process:
+                wait_finished(single_nsqd, topic, number)
+                log = end(process)
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join(SOON_S)
+            for connection in connections:
+                connection.close()
+    assert requests == number, "one request of each message, each on a connection of its own"
+    assert "message" not in log, "it says of each that fails what was wrong"
 
 
 def test_what_no_target_takes_is_kept_and_holds_up_no_other(single_nsqd: Nsqd, target: Target, topic: str):

@@ -5,6 +5,7 @@ What is expected is what NSQ's nsqadmin 1.3 answers; where it fails, what is ans
 
 from __future__ import annotations
 
+import base64
 import json
 import socket
 import threading
@@ -326,6 +327,49 @@ def test_create_a_topic_and_a_channel(deployed: Deployment):
 )
 def test_a_change_that_cannot_be_read_is_refused(deployed: Deployment, path: str, body: object, word: str):
     assert send(deployed.nsqadmin, "POST", path, body) == (400, {"message": word})
+
+
+def test_a_body_is_read_as_by_nsq(deployed: Deployment):
+    nsqadmin, topic = deployed.nsqadmin, deployed.topic("read-as-by-nsq")
+    assert send(nsqadmin, "POST", "/api/topics", {"topic": "without", "channel": None}) == DONE
+    assert "without" in deployed.nsqlookupd.get("/topics")["topics"]
+    assert send(nsqadmin, "POST", "/api/topics", {"topic": None, "Topic": "either", "CHANNEL": None}) == DONE
+    for body, is_paused in (
+        (b'{"action":"pause"}{"action":"unpause"}', True),
+        (b'\r\n\t {"action":"unpause"} garbage \xff', False),
+        ('{"action":"pause","of":"ann\u00e9 \U0001f600"}\n'.encode(), True),
+    ):
+        assert send(nsqadmin, "POST", f"/api/topics/{topic}", body) == DONE
+        assert [nsqd.stats(topic)["paused"] for nsqd in deployed.nsqds] == [is_paused] * 2
+    for body in (
+        b"", b"{", b'{"action":"pause"', b"garbage", b'x{"action":"pause"}', b'["pause"]', b'"pause"', b"7", b"NaN",
+        b'{"action":"unpause","of":NaN}', b'{"action":"unpause\xff"}', b"[" * 50_000, b'{"a":' * 12_000,
+        b"1" * 60_000,
+    ):  # fmt: skip
+        assert send(nsqadmin, "POST", f"/api/topics/{topic}", body) == (400, {"message": "INVALID_BODY"}), body[:30]
+    assert deployed.nsqds[0].stats(topic)["paused"]
+
+
+def test_the_user_of_a_notification_is_nobody_that_anybody_can_name(deployed: Deployment, tmp_path: Path):
+    topic = deployed.topic("told-of-whom")
+    path = f"/api/topics/{topic}"
+    notifying = f"--notification-http-endpoint={deployed.listener.url}"
+    (users := tmp_path / "users.toml").write_text('[[user]]\nname = "ann"\nrole = "admin"\nheader = true\n')
+    ann, basic = {"X-Forwarded-User": "ann"}, {"Authorization": f"Basic {base64.b64encode(b'bob:x').decode()}"}
+
+    def told(nsqadmin: Nsqadmin, action: str, headers: dict[str, str]) -> str | None:
+        deployed.listener.found.clear()
+        assert send(nsqadmin, "POST", path, {"action": action}, headers) == DONE
+        user: str | None = deployed.notified(action=f"{action}_topic", topic=topic).get("user")
+        return user
+
+    assert told(deployed.nsqadmin, "pause", ann) is None
+    assert told(deployed.nsqadmin, "unpause", ann | basic) == "bob"
+    for flag in ("--admin-user=ann", f"--users-file={users}", "--acl-from-cidr=127.0.0.0/8"):
+        nsqadmin = deployed.admin(notifying, flag)
+        assert told(nsqadmin, "pause", ann) == "ann", flag
+        assert told(nsqadmin, "unpause", ann | basic) == "bob", flag
+        nsqadmin.stop()
 
 
 def test_pause_and_unpause_a_topic_and_a_channel(deployed: Deployment):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -22,7 +23,7 @@ FORM = {"Content-Type": "application/x-www-form-urlencoded", **HTML}
 class Deployment:
     """An nsqd with a message in t/c, and an nsqadmin with users."""
 
-    def __init__(self, daemons: Daemons, directory: Path) -> None:
+    def __init__(self, daemons: Daemons, directory: Path, *flags: str) -> None:
         self.nsqd: Nsqd = daemons.nsqd("--durability=os")
         hashed = subprocess.run(
             [sys.executable, "-m", "flintmq.nsqadmin.passwords"],
@@ -40,6 +41,7 @@ class Deployment:
             f"--nsqd-http-address=127.0.0.1:{self.nsqd.http[1]}",
             f"--users-file={directory / 'users.toml'}",
             f"--audit-log={self.audit}",
+            *flags,
         )
 
     def topic(self, name: str) -> str:
@@ -52,14 +54,16 @@ class Deployment:
         data = None if body is None else json.dumps(body).encode()
         return self.nsqadmin.request(method, path, data, {"Authorization": f"Bearer {TOKENS[name]}"})
 
-    def log_in(self, name: str, password: str = "open sesame", wanted: str = "/topics") -> Answer:
+    def log_in(
+        self, name: str, password: str = "open sesame", wanted: str = "/topics", headers: Mapping[str, str] = FORM
+    ) -> Answer:
         form = {
             "name": name,
             "password": password,
             "next": wanted,
             "csrf": csrf_of(self.nsqadmin.request("GET", "/login", None, HTML)),
         }
-        return self.nsqadmin.request("POST", "/login", urlencode(form).encode(), FORM)
+        return self.nsqadmin.request("POST", "/login", urlencode(form).encode(), dict(headers))
 
     def lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.audit.read_text().splitlines()]
@@ -233,6 +237,117 @@ def test_the_page_of_changes_has_those_from_before_the_start(deployed: Deploymen
     deployed.nsqadmin.restart()
     rows = deployed.as_user("chief", "GET", f"/api/v2/audit?text={topic}").json["rows"]
     assert [(row["who"], row["action"], row["subject"]) for row in rows] == [("operator", "pause_topic", topic)]
+
+
+@pytest.fixture
+def proxied(daemons: Daemons, tmp_path: Path) -> Deployment:
+    """One with nothing in its audit log, that believes the proxies of this machine."""
+    return Deployment(daemons, tmp_path, "--acl-from-cidr=127.0.0.1/32")
+
+
+def test_a_change_that_is_refused_to_nobody_we_know_is_written_down(proxied: Deployment):
+    body = json.dumps({"topic": "new"}).encode()
+    basic = base64.b64encode(b"ann:secret").decode()
+    for headers, status, who in (
+        ({}, 401, ""),
+        ({"Authorization": "Bearer 0123456789-nobody"}, 401, ""),
+        ({"X-Forwarded-User": "mallory"}, 401, "mallory"),
+        ({"Authorization": f"Basic {basic}"}, 401, "ann"),
+        ({"Origin": "https://evil.example", "X-Forwarded-For": "203.0.113.7"}, 403, ""),
+    ):
+        answer = proxied.nsqadmin.request("POST", "/api/topics", body, headers)
+        assert answer.status == status, headers
+        row = proxied.lines()[-1]
+        assert (row["action"], row["subject"], row["outcome"]) == ("change", "POST /api/topics", "refused"), headers
+        assert (row["who"], row["role"], row["is_known"]) == (who, "none", False), headers
+        assert row["failures"] == [answer.json["message"]]
+        assert row["forwarded_for"] == headers.get("X-Forwarded-For", "")
+    for path in ("/", "/api/topics"):
+        proxied.nsqadmin.request("GET", path)  # who only looks changes nothing
+    assert len(proxied.lines()) == 5
+    assert "secret" not in proxied.audit.read_text() and basic not in proxied.audit.read_text()
+
+
+def test_a_form_of_an_administrator_that_no_page_of_ours_has_made_is_written_down(proxied: Deployment):
+    chief = {"Cookie": cookie_of(proxied.log_in("chief")), **FORM}
+    form = urlencode({"topic": "t", "csrf": "00" * 32}).encode()
+    assert proxied.nsqadmin.request("POST", "/act/pause_topic", form, chief).status == 403
+    row = proxied.lines()[-1]
+    assert (row["who"], row["is_known"], row["role"]) == ("chief", True, "admin")
+    assert (row["action"], row["subject"], row["outcome"]) == ("change", "POST /act/pause_topic", "refused")
+
+
+def test_guesses_fill_neither_the_audit_log_nor_its_page(proxied: Deployment):
+    topic = proxied.topic("kept")
+    assert proxied.as_user("operator", "POST", f"/api/topics/{topic}", {"action": "pause"}).status == 200
+    csrf = csrf_of(proxied.nsqadmin.request("GET", "/login", None, HTML))
+    form = urlencode({"name": "x" * 5000, "password": "y", "next": "/", "csrf": csrf}).encode()
+    statuses = [proxied.nsqadmin.request("POST", "/login", form, FORM).status for _ in range(100)]
+    assert statuses[0] == 401 and 429 in statuses
+    lines = proxied.lines()
+    assert lines[0]["action"] == "pause_topic" and 20 <= len(lines) - 1 < 100
+    assert lines[1]["who"] == lines[1]["subject"] == "x" * 64
+    proxied.nsqadmin.restart()
+    rows = proxied.as_user("chief", "GET", "/api/v2/audit?count=1&text=").json["rows"]
+    assert [row["action"] for row in rows if row["outcome"] == "done"] == ["pause_topic"]
+    (more,) = proxied.as_user("chief", "GET", "/api/v2/audit?text=more_refusals").json["rows"][:1]
+    counted = [int(line["subject"]) for line in proxied.lines() if line["action"] == "more_refusals"]
+    written = [line for line in proxied.lines() if line["action"] == "log_in_failed"]
+    assert len(written) + sum(counted) == 100 and more["subject"] == str(counted[-1])
+
+
+def test_a_guesser_behind_a_proxy_keeps_nobody_else_from_logging_in(proxied: Deployment):
+    guesser = {**FORM, "X-Forwarded-For": "203.0.113.9, 203.0.113.7"}
+    statuses = [proxied.log_in("chief", f"guess {number}", headers=guesser).status for number in range(40)]
+    assert 429 in statuses
+    assert proxied.lines()[-1]["forwarded_for"] == "203.0.113.7"
+    other = {**FORM, "X-Forwarded-For": "203.0.113.8"}
+    assert proxied.log_in("chief", headers=other).status == 303
+    done = proxied.lines()[-1]
+    assert (done["action"], done["forwarded_for"]) == ("log_in", "203.0.113.8")
+    assert done["address"].startswith("127.0.0.1:") and done["is_known"]
+    page = proxied.nsqadmin.request("GET", "/audit", None, {"Authorization": f"Bearer {TOKENS['chief']}", **HTML})
+    assert f"none, 203.0.113.8 through {done['address']}" in page.text
+    rows = proxied.as_user("chief", "GET", "/api/v2/audit?text=203.0.113.8").json["rows"]
+    assert [row["action"] for row in rows] == ["log_in"]
+
+
+def test_the_audit_says_to_what_an_option_was_set_and_what_was_refused(proxied: Deployment):
+    chief = {"Authorization": f"Bearer {TOKENS['chief']}"}
+    for path, body, status, subject in (
+        ("log_level", b"debug", 200, "log_level=debug"),
+        ("log_level", b"loud", 400, "log_level"),
+        ("nsqlookupd_http_addresses", b'["127.0.0.1:4161"]', 400, "nsqlookupd_http_addresses"),
+        ("verbose", b"true", 400, "verbose"),
+        ("log_level", b"", 413, "log_level"),
+    ):
+        answer = proxied.nsqadmin.request("PUT", f"/config/{path}", body, chief)
+        assert answer.status == status, (path, body)
+        row = proxied.lines()[-1]
+        outcome = "done" if status == 200 else "refused"
+        assert (row["action"], row["subject"], row["outcome"]) == ("set_config", subject, outcome)
+        assert row["failures"] == ([] if status == 200 else [answer.json["message"]])
+    assert len(proxied.lines()) == 5
+
+
+def test_options_that_are_set_from_where_they_may_not_be_are_written_down(daemons: Daemons, tmp_path: Path):
+    closed = Deployment(daemons, tmp_path, "--allow-config-from-cidr=192.0.2.1/32")
+    chief = {"Authorization": f"Bearer {TOKENS['chief']}"}
+    assert closed.nsqadmin.request("GET", "/config/log_level", None, chief).status == 403
+    assert closed.nsqadmin.request("PUT", "/config/log_level", b"debug", chief).status == 403
+    (row,) = closed.lines()
+    assert (row["action"], row["subject"], row["outcome"]) == ("set_config", "log_level", "refused")
+
+
+def test_the_nsqlookupds_that_are_set_are_in_the_audit(shared: Daemons, tmp_path: Path):
+    audit = tmp_path / "audit.log"
+    nsqadmin = shared.nsqadmin(
+        "--http-address=127.0.0.1:0", "--lookupd-http-address=127.0.0.1:1", f"--audit-log={audit}"
+    )  # fmt: skip
+    body = b'["127.0.0.1:2", "127.0.0.1:3"]'
+    assert nsqadmin.request("PUT", "/config/nsqlookupd_http_addresses", body).status == 200
+    (line,) = audit.read_text().splitlines()
+    assert json.loads(line)["subject"] == "nsqlookupd_http_addresses=127.0.0.1:2,127.0.0.1:3"
 
 
 def test_a_page_of_another_origin_that_is_named_may_use_the_api(deployed: Deployment, shared: Daemons):

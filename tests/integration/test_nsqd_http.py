@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import threading
@@ -801,6 +802,9 @@ def test_metrics_of_latencies_and_nsqlookupds(daemons: Daemons):
     assert latency[0] == ("t", "c", "0.999") and 0 < latency[1] < 10
     assert metrics["flintmq_nsqd_topic_e2e_latency_seconds"][("t", "0.999")] == latency[1]
     assert metrics["flintmq_nsqd_nsqlookupd_connected"] == {(up,): 1, ("127.0.0.1:1",): 0}
+    rows = [{"address": up, "connected": True}, {"address": "127.0.0.1:1", "connected": False}]
+    assert nsqd.get("/stats?format=json")["nsqlookupds"] == rows
+    assert "nsqlookupds" not in nsqd.get("/stats?format=json&topic=t"), "they are nothing of a topic"
     found = metrics_of(lookupd.request("GET", "/metrics").text)
     prefix = "flintmq_nsqlookupd_"
     names = ("topics", "channels", "nodes", "active_nodes", "tombstones")
@@ -842,6 +846,22 @@ def test_ping_tells_of_a_full_disk_while_it_is_full(daemons: Daemons, small_disk
     small_disk.empty()
     wait_until(lambda: nsqd.request("GET", "/ping").body == b"OK", "space to be seen without a publish")
     nsqd.publish("t", b"x" * 300_000)
+
+
+@needs_root
+def test_ping_tells_of_a_disk_with_too_little_room_for_what_was_refused(daemons: Daemons, small_disk: Mount):
+    nsqd = daemons.nsqd("--durability=os", data_path=small_disk.path)
+    nsqd.publish("t", b"x")
+    with (small_disk.path / "ballast").open("wb") as ballast:
+        os.posix_fallocate(ballast.fileno(), 0, small_disk.free_bytes() - 64 * 1024 * 1024 - 500_000)
+    for _ in range(4):
+        assert nsqd.request("POST", "/pub?topic=t", b"x" * 900_000).error == (503, "EXITING")
+        assert nsqd.request("GET", "/ping").text.startswith("NOK - disk full: ")
+    assert "flintmq_nsqd_healthy 0" in nsqd.request("GET", "/metrics").text
+    wait_until(lambda: "publishes are refused, the disk of " in nsqd.log, "it is told")
+    small_disk.empty()
+    wait_until(lambda: nsqd.request("GET", "/ping").body == b"OK", "space to be seen without a publish")
+    nsqd.publish("t", b"x" * 900_000)
 
 
 @needs_root

@@ -625,11 +625,12 @@ def test_deleting_what_is_consumed_closes_the_consumers(nsqd: Nsqd):
 # -- unknown data ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("magic", [b"  V1", b"GET ", b"\0\0\0\0", b"  v2"])
+@pytest.mark.parametrize("magic", [b"  V1", b"GET ", b"\0\0\0\0", b"  v2", b"PROX"])
 def test_another_protocol(nsqd: Nsqd, magic: bytes):
     with nsqd.connect(magic) as connection:
         assert connection.error() == "E_BAD_PROTOCOL"
         assert connection.wait_closed() == []
+    assert f": E_BAD_PROTOCOL bad protocol magic {repr(magic)[1:]}" in nsqd.log
 
 
 @pytest.mark.parametrize(

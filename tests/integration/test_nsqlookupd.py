@@ -331,6 +331,7 @@ class TestProtocol:
         with shared.connect(magic=magic) as nsqd:
             assert nsqd.answer() == b"E_BAD_PROTOCOL"
             assert nsqd.is_closed()
+        assert f"] - E_BAD_PROTOCOL bad protocol magic {repr(magic[:4])[1:]} - " in shared.log.read_text()
 
     def test_errors_once_identified(self, shared):
         with shared.connect() as nsqd:
@@ -754,6 +755,55 @@ class TestSessions:
         assert [node.node_id for node in daemon.database.lookup("t", 0).nodes] == ["1.2.3.4:5#1"]
         second.connection_lost(ConnectionResetError())
         assert daemon.database.all_nodes() == []
+
+    async def test_two_live_connections_of_one_address_are_told_once(self, daemon, caplog):
+        """Of an nsqd that came back the older connection pings no more, whatever of it arrives late."""
+        sessions = daemon._sessions
+        body = json.dumps(PEER).encode()
+        hello = b"  V1IDENTIFY\n" + struct.pack(">i", len(body)) + body
+
+        def said() -> list[str]:
+            return [record.message for record in caplog.records if "two connections that both live" in record.message]
+
+        def ping(session: LookupSession) -> None:
+            session.data_received(b"PING\n")
+
+        (first, _), (second, _) = (self.connect(sessions, name=("1.2.3.4", port)) for port in (5, 6))
+        first.data_received(hello)
+        for _ in range(2):
+            sessions.clock.advance(15 * SECOND)
+            ping(first)
+        second.data_received(hello)
+        ping(first)
+        ping(first)
+        for _ in range(3):
+            sessions.clock.advance(15 * SECOND)
+            ping(second)
+        assert said() == [], "the older one was silent since"
+        for _ in range(3):
+            ping(first)
+            ping(second)
+            sessions.clock.advance(15 * SECOND)
+        (line,) = said()
+        assert "nsqd nsqd.example:4150" in line and line.endswith(": 1.2.3.4:5 and 1.2.3.4:6")
+
+    async def test_an_nsqd_that_comes_back_is_not_two(self, daemon, caplog):
+        sessions = daemon._sessions
+        body = json.dumps(PEER).encode()
+        hello = b"  V1IDENTIFY\n" + struct.pack(">i", len(body)) + body
+        before, _ = self.connect(sessions, name=("1.2.3.4", 5))
+        before.data_received(hello)
+        for port in range(6, 9):
+            after, _ = self.connect(sessions, name=("1.2.3.4", port))
+            after.data_received(hello)
+            before.connection_lost(None)
+            for _ in range(3):
+                sessions.clock.advance(15 * SECOND)
+                after.data_received(b"PING\n")
+            before = after
+        assert "two connections" not in caplog.text
+        before.connection_lost(None)
+        assert sessions._by_address == {}
 
     async def test_too_many_connections(self, daemon):
         daemon._sessions.connections_max = 1

@@ -174,6 +174,7 @@ def test_a_unit_starts_a_daemon_that_takes_its_flags_and_variables(program: str)
     if program == "nsqlookupd":
         variables["FLINTMQ_NSQLOOKUPD_CLUSTER_STORE"] = "own"
     assert check_flags(shlex.split(found[1]), variables) == program
+    assert "\nStartLimitIntervalSec=0\n" in text, "what passes, as a full disk, does not leave it down for good"
     assert "\nType=notify\n" in text, "and tests/integration/test_supervisor.py shows that it tells"
 
 
@@ -208,8 +209,11 @@ def test_kubernetes_starts_daemons_that_take_their_flags():
     for each in workloads():
         (container,) = each["spec"]["template"]["spec"]["containers"]
         if "args" in container:
-            words = [word.replace("$(POD_NAME)", "pod-0") for word in container["args"]]
-            programs.append(check_flags(words))
+            line = "\n".join(container["args"])
+            for variable in container.get("env", ()):
+                line = line.replace(f"$({variable['name']})", "pod-0")
+            assert "$(" not in line, "a variable that it has not"
+            programs.append(check_flags(line.split("\n")))
     assert programs == ["nsqlookupd", "nsqd", "nsqadmin"]
 
 
@@ -246,6 +250,14 @@ def test_what_the_manifests_name_is_there():
                 known = [f"{of}-{number}" for number in range(2)]
                 assert pod_name in known
         assert ":" in container["image"]
+
+
+def test_what_clients_are_told_has_the_namespace():
+    """The name of a pod alone is found in its own namespace and in no other."""
+    told = [word for each in workloads() for word in each["spec"]["template"]["spec"]["containers"][0].get("args", ())]
+    assert [word for word in told if word.startswith("--broadcast-address=")] == [
+        f"--broadcast-address=$(POD_NAME).{name}.$(POD_NAMESPACE).svc" for name in ("nsqlookupd", "nsqd")
+    ]
 
 
 def test_pods_are_not_root_and_may_do_nothing_else():
@@ -453,6 +465,7 @@ def of_lookupd(name: str, *values: str, job: str = "nsqlookupd") -> dict[str, st
 def test_alerts_fire_for_what_is_so_and_not_for_what_was(tmp_path: Path):
     followed, stale = "flintmq_nsqlookupd_cluster_store_followed", "flintmq_nsqlookupd_cluster_partitions_not_writable"
     master, lease = "flintmq_nsqlookupd_cluster_has_master", 'flintmq_nsqd_cluster_lease_held{instance="a", job="nsqd"}'
+    unwritable = 'flintmq_nsqd_not_writable{instance="a", job="nsqd"}'
     cases = [
         rule_case("one is cut off, and all is well", "!PartitionsNotWritable", of_lookupd(followed, "1", "0")
                   | of_lookupd(stale, "0", "3")),
@@ -467,6 +480,14 @@ def test_alerts_fire_for_what_is_so_and_not_for_what_was(tmp_path: Path):
         rule_case("none answers", "NoMaster", {lease: "0"}),
         rule_case("none answers, the store is nsqd's still", "NoMaster", {lease: "1"}),
         rule_case("there is no cluster", "!NoMaster", {"up": "1"}),
+        rule_case("a node has lost its lease", "NsqdWithoutLease", of_lookupd(followed, "1", "0") | {lease: "0"}),
+        rule_case("it loses it over and over", "NsqdWithoutLease", of_lookupd(followed, "1", "1")
+                  | {lease: "1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0"}),
+        rule_case("it has it", "!NsqdWithoutLease", of_lookupd(followed, "1", "1") | {lease: "1"}),
+        rule_case("the store is away", "!NsqdWithoutLease", of_lookupd(followed, "0", "0") | {lease: "0"}),
+        rule_case("it is in no cluster", "!NsqdWithoutLease", {"up": "1"}),
+        rule_case("a leader has too few copies", "LeaderNotWritable", {unwritable: "2"}),
+        rule_case("all can be written to", "!LeaderNotWritable", {unwritable: "0"}),
         rule_case("one is down", "NsqlookupdDown", of_lookupd("up", "1", "0")),
         rule_case("none is down", "!NsqlookupdDown", of_lookupd("up", "1", "1")),
         rule_case("a topic has no channel", "TopicWithoutChannel", of_topic(3), 65),

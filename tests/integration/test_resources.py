@@ -77,6 +77,13 @@ def test_a_full_disk_refuses_publishes_and_nothing_else(daemons: Daemons, small_
     drained = drain(nsqd, "t", "c")
     check(publishers, consumer, drained)
     wait_until(lambda: small_disk.free_bytes() > RESERVE_BYTES + 5 * MEBIBYTE, "finished segments deleted")
+    wait_until(lambda: " has room again: " in nsqd.log, "it is told")
+    assert re.search(
+        rf" WARNING: publishes are refused, the disk of {re.escape(str(small_disk.path))}/data is full: it has \d+ "
+        rf"bytes free, {RESERVE_BYTES} are always kept free, and \d+ more were to be stored; make room \(",
+        nsqd.log,
+    )
+    assert nsqd.log.count("publishes are refused") == 1, "not for each publish"
     after = Publisher(nsqd.tcp, "t", numbers, size=BODY_SIZE, count_max=500)
     after.start()
     assert after.finish().is_complete, after.errors
@@ -118,6 +125,18 @@ def test_a_disk_without_a_single_byte_left(daemons: Daemons, small_disk: Mount):
     assert len(again.deliveries) <= 2, "what was finished while the disk was full is finished"
     with nsqd.connect() as connection:
         connection.ok(pub("new", b"x"))
+
+
+@needs_root
+def test_a_start_where_less_than_the_reserve_is_free(daemons: Daemons, tmp_path: Path):
+    """A volume that is no larger than what is kept free takes no message ever."""
+    with mounted_tmpfs(tmp_path / "disk", RESERVE_BYTES) as mount:
+        nsqd = daemons.nsqd(data_path=mount.path)
+        wait_until(lambda: "WARNING: publishes are refused, the disk of " in nsqd.log, "it is told without a publish")
+        with nsqd.connect() as connection:
+            assert connection.error(pub("t", b"x")).startswith("E_PUB_FAILED PUB failed disk full")
+        assert nsqd.request("GET", "/ping").body.startswith(b"NOK - disk full: ")
+        nsqd.stop()
 
 
 @needs_root

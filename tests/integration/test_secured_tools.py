@@ -287,6 +287,29 @@ def test_doctor_sees_a_secured_nsqd(place: Place):
     assert done.returncode == 0 and "all is well" in done.stdout, done.stdout
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("channel", "list", "{}"), ("topic", "list"), ("topic", "show", "{}"), ("node", "list"), ("peek", "{}", "c")],
+    ids=" ".join,
+)
+def test_the_ways_to_name_a_token(place: Place, topic: str, words: tuple[str, ...]):
+    """A reference, a file, and the token itself in the environment: each command, and those for a cluster too."""
+    place.well("channel", "create", topic, "c")
+    words = tuple(word.format(topic) for word in words)
+    name = place.environment["FLINTMQ_TOKEN"].removeprefix("file:")
+    bare = {key: value for key, value in place.environment.items() if key != "FLINTMQ_TOKEN"}
+    for flags, more in (
+        ([], {"FLINTMQ_TOKEN": f"file:{name}"}),
+        ([f"--token=file:{name}"], {}),
+        ([f"--token-file={name}"], {"FLINTMQ_TOKEN": "env:NOT_SET"}),
+        ([], {"FLINTMQ_ADMIN_TOKEN": Path(name).read_text().strip()}),
+    ):
+        done = flintmq(*words, *flags, environment=bare | more)
+        assert done.returncode == 0, (flags, done.stderr)
+    done = flintmq(*words, environment=bare)
+    assert done.returncode == 1 and "401 UNAUTHORIZE" in done.stdout + done.stderr, done
+
+
 # --- nsq_stat
 
 

@@ -176,6 +176,7 @@ def test_headers_go_in_and_come_out(single_nsqd: Nsqd, topic: str):
     assert (found["headers"], found["body"], found["channel"]) == ({"shop": "7", "user": "a=b"}, "body", "c")
     done = run(single_nsqd, "pub", f"{topic}.plain", "x", "-H", "a=b")
     assert done.returncode == 1 and "body 1 is not published: E_" in done.stderr
+    assert done.stderr.count(f"flintmq topic create {topic}.plain --headers)") == 1
 
 
 def test_a_command_decides_what_is_finished(single_nsqd: Nsqd, topic: str):

@@ -42,7 +42,7 @@ from flintmq.cluster.store import (
 )
 from flintmq.env import Env
 from flintmq.net import etcd_wire as wire
-from flintmq.net.cluster_store import StoreFiles, open_store
+from flintmq.net.cluster_store import PasswordFile, StoreFiles, open_store
 from flintmq.net.etcd import FULL_PAUSE_S, EtcdOptions, EtcdStore
 from flintmq.net.http_auth import TokenFile
 from flintmq.net.http_client import HttpClient
@@ -364,7 +364,7 @@ def test_a_watch_and_a_lease_survive_a_restart_of_etcd(tmp_path: Path):
         etcd.launch().wait()
 
         async def scenario(store: EtcdStore) -> None:
-            async with holding(store, SystemClock(), 60) as held:
+            async with holding(store, "k", SystemClock(), 60) as held:
                 revision = await put(store, "/held", b"", held.lease_id)
                 async with store.watch(ALL, revision) as watched:
                     await put(store, "/a")
@@ -385,7 +385,7 @@ def test_a_flood_that_holds_the_loop_costs_no_lease(url: str):
 
     async def scenario(store: EtcdStore) -> None:
         clock = SystemClock()
-        async with holding(store, clock, 3) as held:
+        async with holding(store, "k", clock, 3) as held:
             await put(store, "/flood", b"", held.lease_id)
             begun_ns = clock.boottime_ns()
             while clock.boottime_ns() < begun_ns + 6_000_000_000:
@@ -665,6 +665,48 @@ def test_a_password_that_is_changed_ends_an_idle_watch_and_the_address_is_said_o
                 assert str(raised.value).count(f"127.0.0.1:{etcd.port}") == 1
 
         use(scenario, etcd.url, user="root", password="secret", probe_s=0.2)
+    finally:
+        etcd.discard()
+
+
+def test_a_password_is_changed_without_a_restart(tmp_path: Path):
+    """In the file first, so that nothing is refused meanwhile; or in etcd first, until the file has it as well."""
+    etcd = Etcd(tmp_path, "one")
+    path = tmp_path / "password"
+    path.write_text("first\n")
+
+    async def change(store: EtcdStore, password: str) -> None:
+        body = json.dumps({"name": "root", "password": password}).encode()
+        asked = Request.to("POST", f"{etcd.url}/v3/auth/user/changepw", {"Authorization": store._token}, body)
+        assert (await HttpClient().ask(asked, timeout_s=PATIENCE_S)).status == 200
+
+    def write(password: str) -> None:
+        (tmp_path / "new").write_text(f"{password}\n")
+        (tmp_path / "new").replace(path)
+
+    async def scenario(store: EtcdStore) -> None:
+        revision = await put(store, "/a")
+        async with store.watch(ALL, revision) as watched:
+            await put(store, "/b")
+            await first(watched)
+            write("another one")
+            store._token = "outdated.1"
+            assert await store.get("/b") is not None, "etcd has the one before yet"
+            await change(store, "another one")
+            await put(store, "/c")
+            assert [event.key for event in (await first(watched)).events] == ["/c"]
+        await change(store, "third")
+        with pytest.raises(StoreRefused, match=r"does not let user 'root' in: .*; correct"):
+            await store.get("/c")
+        write("third")
+        assert await store.get("/c") is not None
+
+    try:
+        etcd.launch().wait()
+        etcd.change("auth/user/add", b'{"name":"root","password":"first"}')
+        etcd.change("auth/user/grant", b'{"user":"root","role":"root"}')
+        etcd.change("auth/enable", b"{}")
+        use(scenario, etcd.url, user="root", password_source=PasswordFile(str(path), Env()))
     finally:
         etcd.discard()
 

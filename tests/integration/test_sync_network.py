@@ -273,6 +273,50 @@ def test_what_is_no_nsqd(serve, reason):
             assert reason in str(refused.value)
 
 
+@pytest.mark.parametrize("daemon", ["nsqd_tcp_addresses", "nsqlookupd_http_addresses"])
+def test_stop_in_a_signal_handler_ends_a_start_and_the_program(daemon):
+    """Neither waits for a daemon that does not answer, nor for the threads that ask it."""
+    code = """
+import signal, sys
+from flintmq.sync import ConnectionOptions, Consumer
+options = ConnectionOptions(connect_timeout=600)
+where = {sys.argv[1]: sys.argv[2]}
+consumer = Consumer("t", "c", handler=print, options=options, lookup_timeout=600, **where)
+signal.signal(signal.SIGTERM, lambda *_: consumer.stop())
+consumer.run()
+print("ended", flush=True)
+"""
+    asked = threading.Event()
+
+    def serve(connection: socket.socket) -> None:
+        connection.recv(1)
+        asked.set()
+        silent(connection)
+
+    with (
+        server(serve) as (host, port),
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                code,
+                daemon,
+                f"{host}:{port}" if daemon.startswith("nsqd") else f"http://{host}:{port}",
+            ],
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
+        try:
+            assert asked.wait(PATIENCE_S)
+            process.send_signal(signal.SIGTERM)
+            out, _ = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
+    assert (out, process.returncode) == ("ended\n", 0)
+
+
 # --- what is left behind ---
 
 

@@ -142,10 +142,12 @@ async def test_failures_are_told_and_wishes_are_none(nsqd: MemoryNsqd, spans: Sp
             raise Requeue(0)
         if message.body == b"gone":
             raise Discard("no use")
+        if message.body == b"group" and message.attempts == 1:
+            raise ExceptionGroup("of a TaskGroup", [Requeue(0)])
         if message.body == b"bad" and message.attempts == 1:
             raise ValueError("no such customer")
 
-    nsqd.publish("t", b"again", b"gone", b"bad")
+    nsqd.publish("t", b"again", b"gone", b"group", b"bad")
     async with Consumer(
         "t", "c", nsqd_tcp_addresses=nsqd.tcp_address, telemetry=telemetry, handler=handler, requeue_delay=0.01,
         max_backoff=0,
@@ -160,7 +162,7 @@ async def test_failures_are_told_and_wishes_are_none(nsqd: MemoryNsqd, spans: Sp
         for span in spans.named("process t")
         if "messaging.nsq.outcome" in (span.attributes or {})
     )
-    assert outcomes == ["discard", "requeue"]
+    assert outcomes == ["discard", "requeue", "requeue"]
 
 
 async def test_a_publish_that_fails_is_an_error(nsqd: MemoryNsqd, spans: Spans):

@@ -408,6 +408,8 @@ _TO_HTTP = "nsq_to_http --nsqd-tcp-address=a:1 --topic=t"
         ("nsq_tail --nsqd-tcp-address=a:1 --topic=t --consumer-opt=snapy", "did you mean snappy?"),
         ("nsq_tail --nsqd-tcp-address=a:1 --topic=t --consumer-opt=msg_timeout,soon", "msg_timeout: "),
         ("nsq_tail --nsqd-tcp-address=a:1 --topic=t --consumer-opt=local_addr,a", "nothing here can obey local_addr"),
+        ("nsq_tail --nsqd-tcp-address=a:1 --topic=t --consumer-opt=snappy --consumer-opt=deflate",
+         "cannot enable both deflate and snappy compression"),
         ("nsq_to_file --topic=t", "--nsqd-tcp-address or --lookupd-http-address required"),
         ("nsq_to_file --nsqd-tcp-address=a:1", "--topic or --topic-pattern required"),
         ("nsq_to_file --nsqd-tcp-address=a:1 --topic-pattern=t",

@@ -76,6 +76,7 @@ SYN_RETRIES_S = (1, 2, 4, 8, 16, 32, 64)  # Linux: gives up after 127 s
 UNACKNOWLEDGED_S = 0.4
 """After which a sender that hears of no acknowledgement sends the same again and nothing new, as TCP does."""
 SEED_VARIABLE = "FLINTMQ_SIM_SEED"
+ALL_VARIABLE = "FLINTMQ_SIM_ALL"
 TRACE_VARIABLE = "FLINTMQ_SIM_TRACE"
 
 
@@ -1735,6 +1736,11 @@ def seeds(count: int, first: int = 0) -> Iterable[int]:
     """The seeds a test runs: ``count`` of them, or the one that FLINTMQ_SIM_SEED names."""
     only = os.environ.get(SEED_VARIABLE)
     return [int(only)] if only else range(first, first + count)
+
+
+def share(count: int) -> int:
+    """How many of ``count`` seeds, or chunks of them, a test plays: all where FLINTMQ_SIM_ALL is set, else a third."""
+    return count if os.environ.get(ALL_VARIABLE) else -(-count // 3)
 
 
 def beginning_with(found_by: int, others: Iterable[int]) -> Iterator[int]:

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 from tests.sim import agents_world
 from tests.sim.agents_world import World, play
-from tests.sim.loop import beginning_with, seeds
+from tests.sim.loop import beginning_with, seeds, share
 
 from flintmq.cluster.leading import Leading
 from flintmq.cluster.link import LeaderLink
@@ -33,7 +33,7 @@ _FIRST = SEED_COUNT * (datetime.datetime.now(datetime.UTC).date().toordinal() % 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", seeds(SEED_COUNT, _FIRST))
+@pytest.mark.parametrize("seed", seeds(share(SEED_COUNT), _FIRST))
 def test_one_node_delivers_and_all_becomes_well(seed: int) -> None:
     play(seed)
 

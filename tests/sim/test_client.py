@@ -12,7 +12,7 @@ import logging
 from typing import Any, ClassVar
 
 import pytest
-from tests.sim.loop import Simulation
+from tests.sim.loop import Simulation, share
 from tests.sim.threads import Threads
 from tests.unit.client.blocking_client import ASYNCIO, SYNC, new_producer, seeds_of_both, threads_of
 
@@ -164,7 +164,7 @@ def play(seed: int, client: str) -> str:
         return sim.trace_hash
 
 
-@pytest.mark.parametrize(("client", "seed"), seeds_of_both(SEEDS))
+@pytest.mark.parametrize(("client", "seed"), seeds_of_both(share(SEEDS)))
 def test_nothing_acknowledged_is_lost_and_every_call_ends(client, seed):
     play(seed, client)
 

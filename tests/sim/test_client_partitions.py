@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from tests.sim.loop import share
 from tests.unit.client.blocking_client import seeds_of_both
 from tests.unit.client.cluster_world import ClusterWorld
 from tests.unit.client.fake_cluster import HANG_UP, OK, SILENCE, STORE_AND_HANG_UP
@@ -201,7 +202,7 @@ class Play:
         assert self.problems == []
 
 
-@pytest.mark.parametrize(("client", "seed"), seeds_of_both(SEEDS))
+@pytest.mark.parametrize(("client", "seed"), seeds_of_both(share(SEEDS)))
 def test_order_through_moves_cuts_and_retries(client, seed):
     with ClusterWorld("a", "b", "c", seed=seed, client=client) as world:
         play = Play(world)

@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 from tests.sim.cluster_world import FAULTS, LOSING, Broken, Rules, World, play
-from tests.sim.loop import beginning_with, seeds
+from tests.sim.loop import beginning_with, seeds, share
 
 SEEDS_MAX = 2000
 """Within so many each rule has to be missed."""
@@ -19,29 +19,29 @@ INVARIANT = re.compile(r"seed \d+ at [0-9.]+ s: ([IH]\d+):")
 REWINDING = ("rewind", "rewind", "kill")
 
 MISSING = [  # rule, what goes wrong so that it shows, the seed that showed it first as the code stands
-    ("new_incarnation_is_dead", ("power", "kill", "stumble"), 0),
+    ("new_incarnation_is_dead", ("power", "kill", "stumble"), 3),
     ("written_before_acknowledged", FAULTS, 2),
-    ("epochs_decide_truncation", FAULTS, 6),
+    ("epochs_decide_truncation", FAULTS, 1),
     ("followers_refuse_lower_epochs", ("estrange", "reset"), 0),
-    ("shrink_before_watermark", FAULTS, 32),
+    ("shrink_before_watermark", FAULTS, 21),
     ("steady_before_in_sync", ("flap",), 0),
-    ("fencing", FAULTS, 13),
+    ("fencing", FAULTS, 3),
     ("stops_before_it_gives_up", ("strand",), 2),
-    ("h1", ("isolate", "stumble", "stumble", "cut", "kill"), 5),
-    ("h2", FAULTS, 4),
+    ("h1", ("isolate", "stumble", "stumble", "cut", "kill"), 48),
+    ("h2", FAULTS, 23),
     ("h2_order", ("kill", "cut", "isolate"), 1),
-    ("h3", FAULTS, 1),
-    ("h4", FAULTS, 3),
+    ("h3", FAULTS, 3),
+    ("h4", FAULTS, 0),
     ("h4_order", ("dark", "kill", "isolate"), 116),
     ("h4_back", REWINDING, 22),
-    ("h5", FAULTS, 4),
-    ("h7", LOSING, 13),
+    ("h5", FAULTS, 2),
+    ("h7", LOSING, 17),
 ]
 
 
 def test_nothing_is_lost_whatever_happens():
     acked = excused = 0
-    played = list(seeds(200))
+    played = list(seeds(share(200)))
     for seed in played:
         world = play(seed)
         acked += world.facts.acked_count
@@ -53,7 +53,7 @@ def test_nothing_is_lost_whatever_happens():
     "faults", [("strand", "kill"), ("estrange", "reset"), ("pause", "isolate", "store"), ("power", "stumble", "reset")]
 )
 def test_nothing_is_lost_when_the_same_happens_again_and_again(faults):
-    for seed in seeds(25):
+    for seed in seeds(share(25)):
         play(seed, faults=faults)
 
 

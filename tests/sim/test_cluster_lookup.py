@@ -368,6 +368,52 @@ def test_a_connection_that_breaks_alone_changes_nothing():
     run(scenario)
 
 
+def test_for_how_long_a_leader_has_not_said_that_it_is_ready():
+    async def scenario(world: World) -> None:
+        await created(world, "one", "topic=t&partition_num=1&replicator=3")
+
+        async def row() -> Any:
+            (topic,) = (await world.get("two", "/cluster/status?topic=t"))["topics"]
+            return topic["partitions"][0]
+
+        async def is_ready() -> bool:
+            return bool((await row())["is_ready"])
+
+        async def is_unready() -> bool:
+            return not (await row())["is_ready"]
+
+        await world.until(is_ready)
+        await asyncio.sleep(60)
+        found = await row()
+        assert found["unready_s"] == 0
+        for node in world.nodes.values():
+            node.says_ready = False
+            node.tell()
+        await world.until(is_unready)
+        assert (await row())["unready_s"] < 1, "it said so until now"
+        await asyncio.sleep(20)
+        assert 20 <= (await row())["unready_s"] < 22
+        world.sim.network.reset(found["leader"], "two")
+        await asyncio.sleep(5)
+        assert 4 <= (await row())["unready_s"] < 6, "it comes again, and has to say it anew"
+        world.machines[found["leader"]].kill()
+
+        async def has_moved() -> bool:
+            return (await row())["leader"] not in ("", found["leader"])
+
+        await world.until(has_moved)
+        assert (await row())["unready_s"] < 1, "it was elected a moment ago"
+        await asyncio.sleep(15)
+        assert 15 <= (await row())["unready_s"] < 17
+        for node in world.nodes.values():
+            node.says_ready = True
+            node.tell()
+        await world.until(is_ready)
+        assert (await row())["unready_s"] == 0
+
+    run(scenario)
+
+
 def test_a_node_that_drains_gives_its_partitions_away_and_gets_none():
     async def scenario(world: World) -> None:
         await created(world, "one", "topic=t&partition_num=3&replicator=2")

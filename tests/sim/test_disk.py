@@ -252,6 +252,7 @@ def test_handles_of_a_dead_process_refuse_every_call():
         lambda: files.rename("a", "b"),
         lambda: files.remove("a"),
         lambda: files.remove_directory("d"),
+        lambda: files.remove_empty_directory("d"),
         lambda: files.sync_directory(""),
         files.free_bytes,
         lambda: files.open_database("db"),

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from tests.sim.loop import Simulation, SimulationError, seeds
+from tests.sim.loop import Simulation, SimulationError, seeds, share
 from tests.sim.nsqd_world import PORT, Wire
 
 from flintmq.nsqd.engine import Engine
@@ -182,7 +182,7 @@ def run(seed):
             raise error
 
 
-@pytest.mark.parametrize("chunk", range(4))
+@pytest.mark.parametrize("chunk", range(share(4)))
 def test_connections_that_fail_are_noticed_by_nobody_else(chunk):
     for seed in seeds(10, first=chunk * 10):
         run(seed)

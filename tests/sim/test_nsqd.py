@@ -5,7 +5,7 @@ import logging
 
 import pytest
 from tests.sim import nsqd_world
-from tests.sim.loop import SimulationError, beginning_with, seeds
+from tests.sim.loop import SimulationError, beginning_with, seeds, share
 
 from flintmq.broker.broker import Broker
 from flintmq.broker.channel import Channel, ChannelState
@@ -30,7 +30,7 @@ def quiet():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("chunk", range(share(CHUNKS)))
 def test_nothing_acknowledged_is_lost(chunk):
     for seed in seeds(SEEDS_PER_CHUNK, first=chunk * SEEDS_PER_CHUNK):
         assert nsqd_world.run(seed) == []

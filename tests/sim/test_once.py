@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import pytest
-from tests.sim.loop import Simulation
+from tests.sim.loop import Simulation, share
 from tests.sim.test_client import World
 from tests.sim.test_client import quiet as quiet
 from tests.sim.threads import Threads
@@ -49,7 +49,7 @@ def play(seed: int, client: str) -> OnceWorld:
         return world
 
 
-@pytest.mark.parametrize(("client", "seed"), seeds_of_both(SEEDS))
+@pytest.mark.parametrize(("client", "seed"), seeds_of_both(share(SEEDS)))
 def test_nothing_is_lost_and_nothing_stored_twice(client, seed):
     play(seed, client)
 

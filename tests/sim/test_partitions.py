@@ -5,7 +5,7 @@ import logging
 import pytest
 from tests.sim import partitions_world
 from tests.sim.checkers import strict_order
-from tests.sim.loop import SimulationError, seeds
+from tests.sim.loop import SimulationError, seeds, share
 
 from flintmq.broker.channel import Channel
 from flintmq.broker.window import Window
@@ -24,7 +24,7 @@ def quiet():
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("chunk", range(share(CHUNKS)))
 def test_nothing_is_lost_and_order_is_kept(chunk):
     worlds = [partitions_world.run(seed) for seed in seeds(SEEDS_PER_CHUNK, first=chunk * SEEDS_PER_CHUNK)]
     if len(worlds) > 1:

@@ -222,7 +222,7 @@ def test_a_store_that_comes_back_gives_every_lease_its_full_time():
 def test_a_lease_is_held_until_its_holder_cannot_renew_it():
     async def scenario(sim: Simulation, node: Node, store: EtcdStore) -> None:
         clock = node.env.clock
-        async with holding(store, clock, 3, margin_ns=500_000_000) as held:
+        async with holding(store, "k", clock, 3, margin_ns=500_000_000) as held:
             await put(store, "/held", b"", held.lease_id)
             await asyncio.sleep(20)
             assert held.is_held and await store.get("/held") is not None

@@ -8,7 +8,7 @@ import random
 from functools import partial
 
 import pytest
-from tests.sim.loop import Simulation, SimulationError, beginning_with, seeds
+from tests.sim.loop import Simulation, SimulationError, beginning_with, seeds, share
 from tests.sim.nsqd_world import ANSWER_DEADLINE_S, PORT, Wire, World
 
 from flintmq.broker.partition import Partition
@@ -263,7 +263,7 @@ def play(seed, durability=None):
         return world.history.problems, len(world.owed), len(world.acked)
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("chunk", range(share(CHUNKS)))
 def test_what_is_acknowledged_behind_a_subscription_is_in_its_channel(chunk):
     channel_count = acked_count = 0
     for seed in seeds(SEEDS_PER_CHUNK, first=3100 + chunk * SEEDS_PER_CHUNK):

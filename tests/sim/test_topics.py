@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 from tests.sim.checkers import total_queue
-from tests.sim.loop import Simulation, SimulationError, beginning_with, seeds
+from tests.sim.loop import Simulation, SimulationError, beginning_with, seeds, share
 from tests.sim.nsqd_world import ANSWER_DEADLINE_S, PORT, Wire, World
 
 from flintmq.storage.creation import Creation
@@ -123,7 +123,7 @@ def play(seed, durability=None):
         return len(history.acked), [*history.problems, *([] if queue.is_ok else [str(queue)])]
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("chunk", range(share(CHUNKS)))
 def test_nothing_acknowledged_is_lost(chunk):
     acked_count = 0
     for seed in seeds(SEEDS_PER_CHUNK, first=9000 + chunk * SEEDS_PER_CHUNK):

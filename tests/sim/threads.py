@@ -11,7 +11,7 @@ same run; and a switch costs a microsecond, where threads of the operating syste
 
 Rules of this file: what blocking code may wait for is here and nowhere else (:meth:`Threads.wait`); a thread never
 waits in any other way. What the client does not use of ``threading``, ``socket``, ``select`` and
-``selectors`` is not there; its :class:`~flintmq.client.blocking.lock.Lock` is that of here.
+``selectors`` is not there; its :class:`~flintmq.client.blocking.lock.Lock` and ``Condition`` are those of here.
 """
 
 from __future__ import annotations
@@ -106,6 +106,7 @@ class Threads:
             "select": self._select(),
             "selectors": self._selectors(),
             "Lock": lambda: Lock(self),
+            "Condition": lambda lock: Condition(self, lock),
         }
         with ExitStack() as stack:
             for module in modules:

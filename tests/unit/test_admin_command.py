@@ -123,7 +123,7 @@ def test_answers(capsys: pytest.CaptureFixture[str]):
 
 
 def test_a_token_of_the_environment(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv(admin.TOKEN_VARIABLE, "from-the-environment")
+    monkeypatch.setenv("FLINTMQ_ADMIN_TOKEN", "from-the-environment")
     made = []
     monkeypatch.setattr(NsqdAdmin.__base__, "ask", lambda self, question: made.append(self._options.lookup_token))
     assert cli.main(["admin", "ping"]) == 0
@@ -160,12 +160,14 @@ def test_whom_to_ask_and_the_token_come_from_the_environment(
 
 
 @pytest.mark.parametrize(
-    ("words", "variables", "text"),
+    ("words", "variables", "status", "text"),
     [
-        ("ping", {"FLINTMQ_HTTP": "a:1,b:1"}, "FLINTMQ_HTTP names 2, and this asks one: --nsqd-http-address"),
-        ("ping --token=s3cret", {}, "everybody sees a command line"),
-        ("ping --token=env:X --token-file=y", {}, "not allowed with argument"),
-        ("ping", {"FLINTMQ_TOKEN": "env:NOT_SET"}, "the environment variable NOT_SET is not set"),
+        ("ping", {"FLINTMQ_HTTP": "a:1,b:1"}, 2, "FLINTMQ_HTTP names 2, and this asks one: --nsqd-http-address"),
+        ("ping --token=s3cret", {}, 2, "everybody sees a command line"),
+        ("ping --token=env:X --token-file=y", {}, 2, "not allowed with argument"),
+        ("ping --token=file:/dev/null/t", {"FLINTMQ_TOKEN": "env:A"}, 2, "flag: --token='file:/dev/null/t' is not"),
+        ("ping", {"FLINTMQ_TOKEN": "env:NOT_SET"}, 1, "the environment variable NOT_SET is not set"),
+        ("ping", {"FLINTMQ_TOKEN": "file:/dev/null/t"}, 1, "environment: FLINTMQ_TOKEN='file:/dev/null/t' is not"),
     ],
 )
 def test_mistakes_of_the_environment(
@@ -174,10 +176,11 @@ def test_mistakes_of_the_environment(
     monkeypatch: pytest.MonkeyPatch,
     words: str,
     variables: dict[str, str],
+    status: int,
     text: str,
 ):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert cli.main(["admin", *words.split()]) == 2
+    assert cli.main(["admin", *words.split()]) == status
     assert text in capsys.readouterr().err
     assert asked == []

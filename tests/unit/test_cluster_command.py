@@ -456,3 +456,57 @@ def test_tables_fit_the_terminal(width: int) -> None:
         widest = max(map(len, page.splitlines()))
         assert widest <= width or width == 40, page
     assert ("…" in pages[1]) is (width < 200)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "node drain a:4150",
+        "node drain a:4150 --dry-run",
+        "node drain a:4150 --undo",
+        "node remove a:4151 --wait --within=1s",
+        "topic move t 0 --from=c --to=a:4150",
+        "topic move t 0 --from=a:4150 --to=c",
+    ],
+)
+def test_an_address_of_several_nodes_is_refused(master: Master, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    same = [NODES[0], msgspec.structs.replace(NODES[1], host="a"), NODES[2]]
+    master.statuses = [msgspec.structs.replace(WHOLE, nodes=same)]
+    assert cli.main(words.split()) == 1
+    assert ": a, b; name the id" in capsys.readouterr().err and not master.asked
+    assert cli.main(["node", "drain", "b"]) == 0
+    assert master.asked == [("http://localhost:4161", "POST /cluster/node/drain?node=b")]
+
+
+@pytest.mark.parametrize("verb", ["drain", "remove"])
+@pytest.mark.parametrize(
+    ("after", "text"),
+    [
+        (WHOLE, "node a:4150 may have partitions again, and has 1 partition still: t/0"),
+        (_without("a"), "node a:4150 may have partitions again, and has nothing"),
+        (
+            msgspec.structs.replace(_away(), drains=[]),
+            "node a may have partitions again, and has 1 partition still: t/0",
+        ),
+    ],
+)
+def test_a_drain_that_is_undone_ends_the_wait(
+    master: Master, verb: str, after: ClusterStatus, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drained = msgspec.structs.replace(WHOLE, revision=6, drains=[Drain("a", left=1)])
+    behind = msgspec.structs.replace(WHOLE, revision=5)
+    master.statuses = [WHOLE, behind, drained, behind, msgspec.structs.replace(after, revision=7)]
+    assert cli.main(["node", verb, "a", "--wait", "--within=1s"]) == 1
+    said = capsys.readouterr()
+    assert f"the drain was undone: {text}" in said.err.splitlines()[-1] and not said.out
+    assert len(master.statuses) == 1, "one that is behind does not know of the drain"
+
+
+def test_a_node_that_is_away_is_called_by_its_address(master: Master, capsys: pytest.CaptureFixture[str]) -> None:
+    gone = ClusterNode("c", "10.0.0.3", 4150, 4151, holds=1, is_away=True)
+    master.statuses = [msgspec.structs.replace(WHOLE, nodes=NODES[:2], away=[gone], drains=[Drain("c", left=1)])]
+    for flags in (["--undo"], ["--undo", "--wait"], ["--dry-run"]):
+        assert cli.main(["node", "drain", "10.0.0.3:4150", *flags]) == 0
+        assert master.asked[-1][1].startswith("POST /cluster/node/drain?node=c&")
+    assert cli.main(["node", "drain", "10.0.0.4:4150", "--undo", "--wait"]) == 0, "the nsqlookupd may know it"
+    assert master.asked[-1][1] == "POST /cluster/node/drain?node=10.0.0.4%3A4150&undo=true"

@@ -5,8 +5,16 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from flintmq.client.admin.health import NOTE, PROBLEM, WARNING, away_nodes, is_whole, troubles
-from flintmq.client.admin.results import ClusterLookupd, ClusterNode, ClusterPartition, ClusterStatus, ClusterTopic
+from flintmq.client.admin.health import NOTE, PROBLEM, WARNING, away_nodes, is_whole, troubles, why_unready
+from flintmq.client.admin.results import (
+    ClusterLookupd,
+    ClusterNode,
+    ClusterPartition,
+    ClusterStatus,
+    ClusterTopic,
+    Drain,
+    SeveralNodes,
+)
 from flintmq.topic_meta import NO_COPY, NOT_CREATED, TO_COME, TO_DECIDE
 
 MASTER = ClusterLookupd("m", "i", "host", 4160, 4161)
@@ -62,6 +70,8 @@ def test_a_whole_cluster() -> None:
         (with_partition(in_sync=["a", "b"], replicas=["a", "b"]), WARNING, "and 1 have no place"),
         (with_partition(in_sync=["a"]), PROBLEM, "nothing is acknowledged: 1 of 3 copies are in sync, and an"),
         (with_partition(is_ready=False), WARNING, "cannot be consumed yet"),
+        (with_partition(is_ready=False, unready_s=9.9), WARNING, "consumed yet: its leader was elected a moment ago"),
+        (with_partition(is_ready=False, unready_s=10.0), PROBLEM, "consumed: node a:4150 leads it and has not said"),
         (changed(topics=[msgspec.structs.replace(TOPIC, is_deleting=True)]), NOTE, "it is being deleted"),
     ],
 )  # fmt: skip
@@ -69,6 +79,31 @@ def test_what_is_wrong(status: ClusterStatus, level: str, text: str) -> None:
     (found,) = [each for each in troubles(status) if text in each.text]
     assert found.level == level
     assert is_whole(status) is (level == NOTE)
+
+
+def test_what_a_leader_has_not_said_for_long_is_one_finding() -> None:
+    rows = [
+        msgspec.structs.replace(PARTITION, partition=number, leader=leader, is_ready=False, unready_s=seconds)
+        for number, (leader, seconds) in enumerate([("a", 312.4), ("x", 60.0), ("a", 400.0), ("a", 2.0)])
+    ]
+    found = troubles(changed(topics=[msgspec.structs.replace(TOPIC, partitions=rows)]))
+    assert [(each.level, each.text) for each in found] == [
+        (WARNING, "partition 3: cannot be consumed yet: its leader was elected a moment ago"),
+        (
+            PROBLEM,
+            "partitions 0, 2: cannot be consumed: node a:4150 leads it and has not said here for 400 s that it is "
+            "ready",
+        ),
+        (PROBLEM, "partition 1: cannot be consumed: node x leads it and has not said here for 60 s that it is ready"),
+    ]
+    assert all("--lookupd-tcp-address" in each.advice and "its log" in each.advice for each in found[1:])
+    nodes = {node.node: node for node in NODES}
+    assert [why_unready(each, nodes).split(" for ")[0] for each in (*rows[:2], rows[3], PARTITION)] == [
+        "node a:4150 leads it and has not said here",
+        "node x leads it and has not said here",
+        "its leader was elected a moment ago",
+        "",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -171,3 +206,71 @@ def test_a_status_of_a_release_that_does_not_name_who_is_away_is_read() -> None:
     del told["away"]
     (found,) = away_nodes(msgspec.convert(told, ClusterStatus))
     assert (found.node, found.address, found.is_away) == ("c", "c", True), "where it was is not known"
+
+
+def test_nodes_with_the_same_address_are_a_problem() -> None:
+    same = changed(nodes=[NODES[0], msgspec.structs.replace(NODES[1], host="a"), NODES[2]])
+    (found,) = troubles(same)
+    assert (found.level, found.subject) == (PROBLEM, "nodes") and "--broadcast-address" in found.advice
+    assert found.text.startswith("2 nodes say that they are a:4150: a, b; clients reach one")
+    dead = [*same.nodes[:1], msgspec.structs.replace(same.nodes[1], suspected=True), NODES[2]]
+    assert not any("say that they are" in each.text for each in troubles(changed(nodes=dead))), "one of them is gone"
+
+
+def test_a_node_is_found_by_its_id_and_by_an_address_that_is_its_alone() -> None:
+    same = changed(nodes=[NODES[0], msgspec.structs.replace(NODES[1], host="a"), NODES[2]], away=[C_AWAY])
+    assert [node and node.node for node in map(same.find_node, ["a", "b", "c:4150", "c:4151", "x"])] == [
+        "a", "b", "c", "c", None,
+    ]  # fmt: skip
+    for address in ("a:4150", "a:4151"):
+        with pytest.raises(SeveralNodes, match=f"2 nodes say that they are {address}: a, b; name the id"):
+            same.find_node(address)
+
+
+def test_a_node_that_is_away_is_found_where_nobody_lives_at_its_address() -> None:
+    status = changed(nodes=NODES[:2], away=[C_AWAY, ClusterNode("d", "a", 4150, 4151, is_away=True)])
+    assert [node and node.node for node in map(status.find_node, ["c", "10.0.0.3:4151", "a:4150", "d"])] == [
+        "c", "c", "a", "d",
+    ]  # fmt: skip
+    twice = changed(away=[C_AWAY, msgspec.structs.replace(C_AWAY, node="e")])
+    with pytest.raises(SeveralNodes, match=r"2 nodes say that they are 10\.0\.0\.3:4150: c, e; name the id"):
+        twice.find_node("10.0.0.3:4150")
+
+
+SPARE = ClusterNode(node="d", host="d", tcp_port=4150, http_port=4151, host_id="d", version=1)
+GOING = msgspec.structs.replace(
+    TOPIC, partitions=[msgspec.structs.replace(PARTITION, replicas=["a", "b", "d"], leaving=["c"])]
+)
+NOWHERE = "it is drained, and copies stay (1 are left): no node can take t/0: all have a copy, are full, or drain"
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, NOWHERE),
+        ({"nodes": [*NODES, msgspec.structs.replace(SPARE, is_full=True)]}, NOWHERE),
+        ({"nodes": [*NODES, msgspec.structs.replace(SPARE, is_draining=True)]}, NOWHERE),
+        ({"nodes": [*NODES, msgspec.structs.replace(SPARE, suspected=True)]}, NOWHERE),
+        ({"nodes": [*NODES, msgspec.structs.replace(SPARE, holds=5, copies_max=5)]}, NOWHERE),
+        ({"nodes": [*NODES, SPARE]}, ""),
+        ({"nodes": [*NODES, SPARE], "drains": [Drain("c", left=1, reason="too few machines")]},
+         "it is drained, and copies stay (1 are left): too few machines"),
+        ({"nodes": [*NODES, SPARE], "drains": [Drain("c", left=1), Drain("d")]}, NOWHERE),
+        ({"drains": [Drain("c", left=0)]}, ""),
+        ({"topics": [GOING], "nodes": [*NODES, SPARE]}, ""),  # it gets its copy
+        ({"topics": [GOING], "away": [msgspec.structs.replace(SPARE, is_away=True)]},
+         "it is drained, and copies stay (1 are left): node d (d:4150) is to have t/0 and is away: start it, or have "
+         "another one take its place with flintmq node remove d"),
+        ({"drains": [Drain("c", left=1, reason="x")], "settings": {"is_upgrading": True}}, ""),
+        ({"topics": [msgspec.structs.replace(TOPIC, replicator=2)]}, ""),  # the copy just goes
+        ({"topics": [msgspec.structs.replace(TOPIC, is_deleting=True)]}, ""),
+    ],
+)  # fmt: skip
+def test_a_drain_whose_copies_can_go_nowhere_is_told(fields: dict[str, object], text: str) -> None:
+    found = [
+        each for each in troubles(changed(**{"drains": [Drain("c", left=1)], **fields})) if "it is drained" in each.text
+    ]
+    assert [(each.level, each.subject, each.text) for each in found] == [(WARNING, "node c (c:4150)", text)] * bool(
+        text
+    )
+    assert all("flintmq node drain c --undo" in each.advice for each in found)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flintmq.names import directory_name, is_ephemeral, is_valid_name, topic_of_directory
+from flintmq.names import directory_name, is_ephemeral, is_valid_name, listed, topic_of_directory
 
 legal = st.text("abcXYZ019._-", min_size=1, max_size=54).flatmap(lambda n: st.sampled_from([n, n + "#ephemeral"]))
 
@@ -38,3 +38,9 @@ def test_directories_differ_even_without_case(one, other):
 def test_foreign_directories_are_refused(directory):
     with pytest.raises(ValueError, match="not a topic directory"):
         topic_of_directory(directory)
+
+
+def test_many_names_are_shown_in_part():
+    assert listed([], 2) == ""
+    assert listed(["a", "b"], 2) == "a, b"
+    assert listed(iter("abcde"), 2) == "a, b and 3 more"

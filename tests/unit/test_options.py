@@ -189,6 +189,7 @@ def test_values_may_start_with_a_dash_or_hold_an_equals_sign():
         (["-mem-queue-sizes=1"], "unknown option -mem-queue-sizes; did you mean --mem-queue-size?"),
         (["--zzz"], "unknown option --zzz; nsqd --help lists all"),
         (["---"], "unknown option ---; nsqd --help lists all"),
+        (["---snappy"], "unknown option ---snappy; did you mean --snappy?"),
         (["stray"], "takes only flags"),
         (["-"], "takes only flags"),
         (["--", "--verbose"], "it stands behind --, which ends the flags: NSQ ignores it"),

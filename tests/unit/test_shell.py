@@ -73,6 +73,9 @@ def test_the_environment_is_behind_the_command_line():
     given = arguments.parser_of("pub").parse_args(["t", "x", "--lookupd", "c", "--token", "file:/t"])
     arguments.from_environment(given, variables)
     assert (given.nsqd, given.lookupd, given.token) == ([], ["c"], "file:/t")
+    given = arguments.parser_of("pub").parse_args(["t", "x", "--token-file", "/t"])
+    arguments.from_environment(given, variables)
+    assert (given.token, given.token_file) == (None, "/t")
     given = arguments.parser_of("pub").parse_args(["t", "x"])
     with pytest.raises(UsageError, match="not both"):
         arguments.from_environment(given, {**variables, "FLINTMQ_LOOKUPD": "c"})

@@ -66,6 +66,27 @@ def test_the_last_of_a_name_counts_and_defaults_of_go_nsq_ask_for_nothing() -> N
     assert opts.connection.user_agent.startswith("app/1.3.0 flintmq/")
 
 
+@pytest.mark.parametrize(
+    ("given", "compression"),
+    [
+        (("snappy", "deflate,false"), "snappy"),
+        (("deflate,false", "snappy"), "snappy"),
+        (("deflate", "snappy,false"), "deflate"),
+        (("snappy", "deflate", "snappy,false"), "deflate"),
+        (("snappy", "snappy,false"), None),
+        (("snappy,false", "deflate,false"), None),
+    ],
+)
+def test_each_compression_has_a_switch_of_its_own(given: tuple[str, ...], compression: str | None) -> None:
+    assert _opts(*given).connection.compression == compression
+
+
+@pytest.mark.parametrize("given", [("snappy", "deflate"), ("deflate", "snappy,true", "deflate")])
+def test_two_compressions_are_refused_as_by_nsqd(given: tuple[str, ...]) -> None:
+    with pytest.raises(OptionError, match="cannot enable both deflate and snappy compression"):
+        _opts(*given, for_consumer=False)
+
+
 def test_names_may_have_dashes_as_with_go_nsq() -> None:
     opts = _opts("sample-rate,5", "backoff-multiplier,0s")
     assert opts.connection.sample_rate == 5

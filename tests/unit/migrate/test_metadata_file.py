@@ -179,6 +179,34 @@ async def test_a_failed_write_is_told_and_tried_again(
     await written.keeper.close()
 
 
+async def test_a_write_that_fails_is_tried_ever_more_seldom(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(metadata_file, "_RETRY_S", 0.001)
+    monkeypatch.setattr(metadata_file, "_RETRY_S_MAX", 0.004)
+    monkeypatch.setattr(metadata_file, "WRITE_INTERVAL_S", 0.002)
+    pauses_s: list[float] = []
+    timeout = asyncio.timeout
+
+    def waited(delay_s: float) -> asyncio.Timeout:
+        pauses_s.append(delay_s)
+        return timeout(delay_s)
+
+    topics = [topic_of("t")]
+    written = Written(topics)
+    written.disk.fail("sync", times=6, error=errno.ENOSPC, path="nsqd.dat")
+    await written.keeper.start()
+    monkeypatch.setattr(asyncio, "timeout", waited)
+    while written.count < 1 or written.keeper._task is not None:
+        await asyncio.sleep(0.001)
+    assert pauses_s == [0.001, 0.002, 0.004, 0.004, 0.004, 0.002], pauses_s
+    written.disk.fail("sync", times=1, error=errno.ENOSPC, path="nsqd.dat")
+    topics.append(topic_of("u"))
+    written.keeper.changed()
+    while written.count < 2 or written.keeper._task is not None:
+        await asyncio.sleep(0.001)
+    assert pauses_s[6:] == [0.001, 0.002], "as it was when a write was good"
+    await written.keeper.close()
+
+
 async def test_an_older_one_of_ours_stays_known():
     """After a crash between digest and list, the one that is there must survive a second such crash."""
     disk = CrashingDisk()

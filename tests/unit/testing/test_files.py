@@ -165,6 +165,17 @@ def test_remove_directory(files: Files):
         files.remove_directory("a")
 
 
+def test_only_an_empty_directory_is_removed_as_one(files: Files):
+    files.make_directory("d/e")
+    files.open("a", create=True)
+    for path in ("d", "a", "there is none", "a/b"):
+        files.remove_empty_directory(path)
+    assert files.list("") == ["a", "d"] and files.list("d") == ["e"]
+    for path in ("d/e", "d"):
+        files.remove_empty_directory(path)
+    assert files.list("") == ["a"]
+
+
 @pytest.mark.parametrize("path", ["/etc/passwd", "../up", "d/../../up", ".."])
 def test_paths_stay_inside(files: Files, path: str):
     for call in (files.open, files.list, files.remove, files.sync_directory, files.open_database):
@@ -217,6 +228,7 @@ STEPS = st.lists(
         st.tuples(st.just("open"), PATHS, st.booleans()),
         st.tuples(st.just("rename"), PATHS, PATHS),
         st.tuples(st.sampled_from(["list", "make_directory", "remove", "remove_directory", "sync_directory"]), PATHS),
+        st.tuples(st.just("remove_empty_directory"), PATHS),
     ),
     max_size=25,
 )

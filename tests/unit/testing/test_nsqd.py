@@ -195,6 +195,42 @@ def test_waiting_ends_and_says_where_the_messages_are(nsqd: MemoryNsqd):
     assert not nsqd.is_drained("t", "unknown")
 
 
+@pytest.mark.parametrize("state", ["drained", "delivered"])
+async def test_waiting_for_what_is_not_there_says_what_there_is(nsqd: MemoryNsqd, state: str):
+    """A mistyped name is not taken for a channel that has nothing more to do."""
+
+    async def said(topic: str, channel: str) -> str:
+        with pytest.raises(TimeoutError) as raised:
+            await getattr(nsqd, state)(topic, channel, timeout=0)
+        return str(raised.value).partition(" within 0 s: ")[2]
+
+    assert await said("order", "billing") == "there is no topic order, and no other"
+    nsqd.create("orders")
+    assert await said("order", "billing") == "there is no topic order; there are: orders"
+    assert await said("orders", "biling") == "topic orders has no channel biling, and no other"
+    nsqd.publish("orders", b"x")
+    only = "topic orders has no channel biling (1 message waits for the first channel), and no other"
+    assert await said("orders", "biling") == only
+    nsqd.create("orders", "billing")
+    assert await said("orders", "biling") == "topic orders has no channel biling; it has: billing"
+    for number in range(11):
+        nsqd.create("orders", f"c{number:02d}")
+        nsqd.create(f"t{number:02d}")
+    nine = "c00, c01, c02, c03, c04, c05, c06, c07, c08"
+    assert await said("orders", "biling") == f"topic orders has no channel biling; it has: billing, {nine} and 2 more"
+    ten = "orders, t00, t01, t02, t03, t04, t05, t06, t07, t08"
+    assert await said("order", "billing") == f"there is no topic order; there are: {ten} and 2 more"
+
+
+def test_waiting_says_what_waits_in_a_paused_topic(nsqd: MemoryNsqd):
+    nsqd.create("t", "c")
+    with flintmq.sync.NsqdAdmin(nsqd.http_address) as admin:
+        admin.pause_topic("t")
+    nsqd.publish("t", b"x", b"y")
+    with pytest.raises(TimeoutError, match=r"depth=0, .*\); 2 messages wait in the topic, which is paused$"):
+        nsqd.wait_drained("t", "c", timeout=0)
+
+
 def test_wrong_use_is_told(nsqd: MemoryNsqd):
     with pytest.raises(LocalProtocolError, match="topic name 'a b' is not valid"):
         nsqd.publish("a b", b"x")
