@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -180,15 +181,16 @@ def test_a_node_is_drained_and_an_election_says_why(visitor: Visitor, cluster: C
     row.get_by_role("button", name="Stop draining").click()
     told(visitor)
     expect(row).to_contain_text("lives")
+    wait_until(lambda: not cluster.nsqlookupd.get("/cluster/moves")["moves"], "what had begun is done")
     leader = cluster.leader("orders")
     name = f"127.0.0.1:{leader.tcp[1]}"
     leader.kill()
     successor = cluster.leader("orders", but=leader)
-    line = page.locator("#elections tbody tr", has_text=f"127.0.0.1:{successor.tcp[1]}").first
-    expect(line).to_contain_text(name)  # the open page says so by itself
-    found = visitor.table("Elections")[0]
-    assert found["Partition"] == "orders 0" and found["From"] == name and int(found["Epoch"]) > 1
-    assert "does not listen" in found["Why"] or "is gone" in found["Why"]
+    lost = re.compile("does not listen|is gone")
+    line = page.locator("#elections tbody tr", has_text=lost).filter(has_text=f"127.0.0.1:{successor.tcp[1]}")
+    expect(line.filter(has_text=name).first).to_be_visible()  # the open page says so by itself
+    found = next(row for row in visitor.table("Elections") if row["From"] == name and lost.search(row["Why"]))
+    assert found["Partition"] == "orders 0" and int(found["Epoch"]) > 1
     assert visitor.violations() == [] and visitor.overflow() <= 0
     page.goto("about:blank")
     nsqadmin.stop()

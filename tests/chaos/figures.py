@@ -151,7 +151,7 @@ def main() -> int:
         verdict = run.end()
         print(verdict)
     finally:
-        run.machines.close()
+        run.close()
     return 0 if verdict.is_ok else 1
 
 

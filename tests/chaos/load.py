@@ -219,7 +219,11 @@ class PlainConsumer(Worker):
     def _consume(self, connection: Connection, name: str) -> None:
         command = "SUB_ORDER" if self._is_ordered else "SUB"
         connection.send(f"{command} {self._topic} {self._channel} {self._number}\n".encode())
-        kind, answer = connection.frame(SILENT_S * 2)
+        try:
+            kind, answer = connection.frame(SILENT_S * 2)
+        except AssertionError:  # the node is cut off, or stands still: another one may lead by now
+            self.record.answers["subscribe: no answer"] += 1
+            return
         if kind == ERROR:
             self.record.answers[answer.split()[0].decode()] += 1
             return

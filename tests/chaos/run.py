@@ -280,6 +280,12 @@ class Run:
 
         wait_until(are_same, sizes)
 
+    def close(self) -> None:
+        """Have everybody end who still works, and end every process: a thread that goes on would hold up the exit."""
+        for worker in (*self.publishers, *self.consumers):
+            worker.is_over.set()
+        self.machines.close()
+
     def report(self, verdict: Verdict) -> str:
         """What happened, for people."""
         lines = [f"seed {self.seed}, {len(self.happened)} faults, {len(self.machines.etcds)} etcd"]
@@ -330,7 +336,7 @@ def main() -> int:
         report = traceback.format_exc()
     finally:
         run.write_history()
-        run.machines.close()
+        run.close()
     (directory / "report.txt").write_text(report, encoding="utf-8")
     print(report, flush=True)
     return 0 if is_ok else 1

@@ -658,6 +658,14 @@ class Nsqd(Daemon):
         row = self.stats(topic, channel)
         return int(row["depth"]) + int(row["in_flight_count"]) + int(row["deferred_count"])
 
+    def partition_paths(self, topic: str) -> list[Path]:
+        """The directories of the partitions of a topic with a plain name; one may be taken away meanwhile."""
+        found: list[Path] = []
+        for directory in sorted((self.data_path / "topics").glob(f"*{topic}")):
+            with contextlib.suppress(FileNotFoundError):
+                found += (directory / name for name in sorted(os.listdir(directory)) if name.startswith("p-"))
+        return found
+
     def segment_paths(self, topic: str) -> list[Path]:
         """The segment files of a topic with a plain name, oldest first."""
         return sorted(self.data_path.glob(f"topics/*{topic}/p-0000/*.log"))

@@ -567,12 +567,8 @@ def test_a_deleted_topic_is_gone_from_every_node(cluster: Cluster, topic: str) -
         assert answer.status == 400 and "OF_THE_CLUSTER: " in answer.text and "nsqlookupd" in answer.text, answer
     cluster.nsqlookupd.post(f"/topic/delete?topic={topic}&partition=**")
     for node in cluster.nodes:
-        wait_until(lambda node=node: not _directories(node, topic), f"{topic} is gone")  # type: ignore[misc]
+        wait_until(lambda node=node: not node.partition_paths(topic), f"{topic} is gone")  # type: ignore[misc]
     assert away.is_running
-
-
-def _directories(node: Nsqd, topic: str) -> list[Path]:
-    return list(node.data_path.glob(f"topics/*{topic}/p-*"))
 
 
 def test_etcd_may_keep_what_the_nodes_agree_on(tmp_path: Path, daemons: Daemons) -> None:

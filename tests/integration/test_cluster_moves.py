@@ -64,10 +64,6 @@ def _until_at_rest(cluster: Cluster, lookup: Nsqlookupd | None = None) -> None:
     wait_until(lambda: not asked.get("/cluster/moves")["moves"], lambda: str(asked.get("/cluster/moves")))
 
 
-def _files(node: Nsqd, topic: str) -> list[Any]:
-    return list(node.data_path.glob(f"topics/*{topic}/p-*"))
-
-
 @contextlib.contextmanager
 def _loaded(cluster: Cluster, topic: str, flavour: Flavour) -> Iterator[PublishLoad]:
     """Publish and consume meanwhile; at the end everything that was acknowledged has come, and no publish failed."""
@@ -107,7 +103,7 @@ def test_a_partition_is_moved_under_load(cluster: Cluster, flavour: Flavour) -> 
     _until_at_rest(cluster)
     row = cluster.partition(topic)
     assert target in row["replicas"] and sorted(row["in_sync"]) == sorted(row["replicas"]) and len(row["replicas"]) == 2
-    wait_until(lambda: not _files(leader, topic), "the files of the copy are gone")
+    wait_until(lambda: not leader.partition_paths(topic), "the files of the copy are gone")
     assert not list(leader.data_path.glob("set-aside/*")), "and not merely put aside"
 
 
@@ -190,7 +186,7 @@ def test_a_node_is_drained_and_removed_under_load(cluster: Cluster) -> None:
             return bool(cluster.status()["drains"]) and cluster.status()["drains"][0]["state"] == "drained"
 
         wait_until(has_nothing, lambda: f"{cluster.status()} {cluster.nsqlookupd.get('/cluster/moves')}")
-        wait_until(lambda: not _files(leader, topic), "the files of the copies are gone")
+        wait_until(lambda: not leader.partition_paths(topic), "the files of the copies are gone")
     for number in range(4):
         row = cluster.partition(topic, number)
         assert len(row["in_sync"]) == 2 and node not in row["replicas"]

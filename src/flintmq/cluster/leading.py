@@ -213,7 +213,9 @@ class Follower:
         floors: number of the floors of channels in order that it keeps; -1: not known yet.
         is_silent: nothing was heard of it for too long, or it is known to take nothing.
         is_unreached: for so long that it would not be among the living any more if it were dead.
-        is_dead: nobody listens where it did.
+        is_gone: for so long that it would be among the living again if it had only stood still; or nobody listens where
+            it did.
+        is_dead: nobody listens where it did, or the store does not count it among the living.
         why_silent: why it takes nothing, as it said; empty: it did not.
         is_late: it was behind for too long.
         is_slow: for so long that it would be silent by now if it were not reached, and it was heard of just now.
@@ -230,6 +232,7 @@ class Follower:
         "hold_again_ns",
         "is_dead",
         "is_ending",
+        "is_gone",
         "is_late",
         "is_silent",
         "is_slow",
@@ -251,6 +254,7 @@ class Follower:
         self.floors = -1
         self.is_silent = False
         self.is_unreached = False
+        self.is_gone = False
         self.is_dead = False
         self.why_silent = ""
         self.is_late = False
@@ -465,7 +469,8 @@ class Leading:
                 return left
             given_up = self._given_up()
             if given_up is None:
-                return left
+                # with these members gone nobody else could ever lead, so who may only have stood still is waited for
+                return left if all(self._is_settled(self.followers[node]) for node in out) else None
             if not self._reaches_enough():
                 return given_up if self._is_cut_off() else None
             # who is heard of still may be cut off as well; then it is silent before the others count as unreached
@@ -520,6 +525,11 @@ class Leading:
         """Whether a member that answers nothing is known to be dead, or would not count as living if it were."""
         is_known = follower.is_unreached or follower.is_dead or bool(follower.why_silent)
         return is_known or not follower.is_silent
+
+    def _is_settled(self, follower: Follower) -> bool:
+        """Whether a member is not one that answers nothing and may only have stood still."""
+        is_known = follower.is_gone or bool(follower.why_silent) or follower.is_ending
+        return is_known or follower.has_lost or not follower.is_silent or follower.node not in self.state.holders
 
     def _must_leave(self, follower: Follower) -> bool:
         has_left = follower.node not in self.state.holders
@@ -779,6 +789,13 @@ class Leading:
             follower.is_unreached = True
             self._changed()
 
+    def gone(self, node: str) -> None:
+        """A silent follower would live again by now if it had only stood still, or it cannot have: nobody listens."""
+        follower = self.followers.get(node)
+        if follower is not None and follower.is_silent and not follower.is_gone:
+            follower.is_gone = True
+            self._changed()
+
     def heard(self, node: str) -> None:
         """A follower that was silent is not any more."""
         self._set_silent(node, False)
@@ -798,7 +815,7 @@ class Leading:
             follower.is_dead = is_dead
             follower.why_silent = why
             if not is_silent:
-                follower.is_unreached = False
+                follower.is_unreached = follower.is_gone = False
             if is_silent:
                 self._joining.pop(follower, None)
                 follower.steady_ns = None

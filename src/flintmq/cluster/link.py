@@ -75,6 +75,8 @@ PING_NS = 500_000_000
 UNREACHED_NS = LAG_NS_MAX + 750_000_000
 """Of silence, after which a node that the store still counts among the living lives, and cannot be reached: a lease is
 not longer than ``LAG_NS_MAX``, and the rest is the time that a store takes to notice."""
+GONE_NS = UNREACHED_NS + LAG_NS_MAX
+"""Of silence, after which one that had only stood still, and lost its lease with that, would be registered again."""
 WATERMARK_NS = 100_000_000
 """A watermark that changed is told at the latest so long afterwards, also when nothing else is."""
 RETRY_NS_MIN = 50_000_000
@@ -240,6 +242,7 @@ class LeaderLink:
         streams: by topic and partition.
         is_silent: nothing was heard of it for ``LAG_NS_MAX``, or it is known to be dead.
         is_unreached: nothing was heard of it for ``UNREACHED_NS``.
+        is_gone: nothing was heard of it for ``GONE_NS``, or nobody listens where it did.
         confirmed_ns: when the last ping was sent that it answered.
     """
 
@@ -255,6 +258,7 @@ class LeaderLink:
         self.streams: dict[tuple[str, int], LeaderStream] = {}
         self.is_silent = False
         self.is_unreached = False
+        self.is_gone = False
         self.confirmed_ns: int | None = None
         self._window = Window() if window is None else window
         self._on_output = on_output
@@ -320,6 +324,8 @@ class LeaderLink:
             leading.silent(self.node, is_dead=self._is_dead)
         if self.is_unreached:
             leading.unreached(self.node)
+        if self.is_gone:
+            leading.gone(self.node)
         if self._peer is not None:
             self._open(stream)
         return stream
@@ -364,11 +370,30 @@ class LeaderLink:
             stream.leading.replaced(self.node)
         return True
 
-    def presume_dead(self) -> None:
-        """The node is known to be dead: do not wait until it has been silent for long enough."""
+    def presume_dead(self, is_refused: bool = False) -> None:
+        """The node is dead: do not wait until it has been silent for long enough.
+
+        Args:
+            is_refused: nobody listens where it did; else the store does not count it among the living any more, to
+                which it comes back if it has only stood still.
+        """
         if not self._is_dead:
             self._is_dead = True
             self._fall_silent()
+        if is_refused and not self.is_gone:
+            self._set_gone()
+
+    def lives(self) -> None:
+        """The store counts the node among the living, whether or not it is reached."""
+        if self._is_dead:
+            self._is_dead = False
+            for stream in self.streams.values():
+                stream.leading.silent(self.node)
+
+    def _set_gone(self) -> None:
+        self.is_gone = True
+        for stream in self.streams.values():
+            stream.leading.gone(self.node)
 
     def _fall_silent(self) -> None:
         was_silent, self.is_silent = self.is_silent, True
@@ -431,6 +456,8 @@ class LeaderLink:
             self.is_unreached = True
             for stream in self.streams.values():
                 stream.leading.unreached(self.node)
+        if not self.is_gone and now_ns - self._heard_ns >= GONE_NS:
+            self._set_gone()
         if self._peer is None:
             return
         is_room = not self._control  # a peer that does not read is not told ever more
@@ -455,7 +482,7 @@ class LeaderLink:
     def _heard(self, now_ns: int) -> None:
         self._now_ns = self._heard_ns = now_ns
         if self.is_silent:
-            self.is_silent = self.is_unreached = self._is_dead = False
+            self.is_silent = self.is_unreached = self.is_gone = self._is_dead = False
             for stream in self.streams.values():
                 stream.leading.heard(self.node)
 

@@ -154,6 +154,7 @@ def test_below_the_demanded_number_nothing_is_acknowledged():
     leading = case.leading
     leading.written(120)
     leading.silent("b")
+    leading.gone("b")
     assert case.swap() == ("a",)
     assert leading.watermark == 100 and not leading.is_writable
     leading.heard("b")
@@ -251,11 +252,13 @@ class Strandable(Case):
         self.asked.append((state.leader, state.in_sync_nodes, sorted(away), least))
         return self.answer
 
-    def lose(self, *nodes, is_long=True):
+    def lose(self, *nodes, is_long=True, is_gone=False):
         for node in nodes:
             self.leading.silent(node)
             if is_long:
                 self.leading.unreached(node)
+            if is_gone:
+                self.leading.gone(node)
 
 
 def test_a_leader_that_reaches_nobody_has_others_lead():
@@ -359,8 +362,43 @@ def test_who_is_heard_of_a_moment_longer_is_cut_off_as_well():
 def test_a_leader_goes_on_where_others_could_not():
     case = Strandable()
     case.answer = False
-    case.lose("b", "c")
+    case.lose("b", "c", is_gone=True)
     assert case.leading.wanted_state().in_sync_nodes == ("a",)
+
+
+@pytest.mark.parametrize("others", ["live again", "are gone", "are refused", "are there"])
+def test_others_that_may_only_have_stood_still_stay_in_sync_until_that_is_known(others):
+    """The store does not count them among the living at that moment; out of sync, nobody but this node could lead."""
+    case = Strandable()
+    leading = case.leading
+    case.answer = False
+    case.lose("b", "c")
+    assert leading.wanted_state() is None
+    match others:
+        case "live again":
+            case.answer = True
+            assert (leading.wanted_state().leader, leading.wanted_state().in_sync_nodes) == ("", ("b", "c"))
+        case "are gone":
+            leading.gone("b")
+            assert leading.wanted_state() is None, "c may live"
+            leading.gone("c")
+            assert case.swap() == ("a",)
+        case "are refused":
+            for node in ("b", "c"):
+                leading.silent(node, is_dead=True)
+                assert leading.wanted_state() is None, "the store may not have heard of them in time"
+            leading.gone("b")
+            leading.gone("c")
+            assert case.swap() == ("a",)
+        case "are there":
+            leading.gone("b")
+            leading.heard("b")
+            leading.silent("b")
+            leading.unreached("b")
+            leading.gone("c")
+            assert leading.wanted_state() is None, "it is silent anew"
+            leading.heard("b")
+            assert case.swap() == ("a", "b") and leading.is_writable
 
 
 def test_a_leader_that_was_not_deposed_goes_on():
@@ -1040,7 +1078,7 @@ def test_who_is_needed_is_in_sync_at_once():
     case = Flapping(4, min_in_sync=2)
     assert not case.wants_it()
     case.leading.silent("b")
-    case.leading.unreached("b")
+    case.leading.gone("b")
     assert "b" not in case.swap() and not case.leading.is_writable
     assert case.wants_it() and case.swap() == ("a", "c") and case.leading.is_writable
 

@@ -10,7 +10,7 @@ from tests.sim.cluster_model import Disk, change_channels, encode_records
 from flintmq.cluster import link as link_module
 from flintmq.cluster.following import Following
 from flintmq.cluster.leading import STALL_NS, Leading, NotInLog, WholeState
-from flintmq.cluster.link import PING_NS, UNREACHED_NS, FollowerLink, LeaderLink, Window
+from flintmq.cluster.link import GONE_NS, PING_NS, UNREACHED_NS, FollowerLink, LeaderLink, Window
 from flintmq.cluster.state import LAG_NS_MAX, Member, PartitionState
 from flintmq.wire.peer import (
     Acks,
@@ -509,10 +509,31 @@ def test_a_node_that_is_silent_for_longer_than_a_lease_is_not_reached():
     late: Any = Leading("t", 9, "a", state_of("a", "b"), 1, Disk(), end=0)
     pair.leader.add(late)
     assert late.followers["b"].is_unreached
-    pair.leader.presume_dead()  # by now its port refuses
+    pair.leader.presume_dead()  # by now its lease is over
     assert leading.followers["b"].is_dead and late.followers["b"].is_dead
+    pair.leader.lives()  # it has another one
+    assert not leading.followers["b"].is_dead and leading.followers["b"].is_unreached
+    pair.pass_time(GONE_NS - UNREACHED_NS - 100 * MS)
+    assert not leading.followers["b"].is_gone
+    pair.pass_time(100 * MS)
+    later: Any = Leading("t", 10, "a", state_of("a", "b"), 1, Disk(), end=0)
+    pair.leader.add(later)
+    followers = [each.followers["b"] for each in (leading, late, later)]
+    assert all(each.is_gone and each.is_silent for each in followers)
     pair.leader.receive(encode_one(Pong(0)), pair.now_ns)
-    assert not any(each.followers["b"].is_unreached or each.followers["b"].is_dead for each in (leading, late))
+    assert not any(each.is_unreached or each.is_dead or each.is_gone or each.is_silent for each in followers)
+
+
+def test_a_node_whose_port_refuses_is_gone_at_once():
+    pair = pair_of()
+    (leading,) = pair.leadings
+    pair.connect()
+    pair.settle()
+    pair.follower = None
+    pair.leader.presume_dead()
+    assert leading.followers["b"].is_dead and not leading.followers["b"].is_gone
+    pair.leader.presume_dead(is_refused=True)
+    assert leading.followers["b"].is_dead and leading.followers["b"].is_gone
 
 
 def test_a_node_that_never_answers_is_silent():

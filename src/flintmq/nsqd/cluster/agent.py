@@ -585,6 +585,7 @@ class Agent:
             if now is None:
                 self._presume_dead(change.node)
             else:
+                self._lives(change.node)
                 self.leaders.node_ends(change.node, now.is_ending)
                 if before is None or before.incarnation != now.incarnation:
                     self.leaders.node_registered(change.node)
@@ -610,12 +611,17 @@ class Agent:
     def _refused(self, record: NodeRecord) -> None:
         """Nobody listens where a node did: its process is dead."""
         self._readiness.is_dead(record)
-        self._presume_dead(record.node)
+        self._presume_dead(record.node, is_refused=True)
 
-    def _presume_dead(self, node: str) -> None:
+    def _presume_dead(self, node: str, is_refused: bool = False) -> None:
         for link in self._peers.links():
             if link.node == node and not link.is_connected:
-                link.presume_dead()
+                link.presume_dead(is_refused)
+
+    def _lives(self, node: str) -> None:
+        for link in self._peers.links():
+            if link.node == node:
+                link.lives()
 
     # -- the engine ----------------------------------------------------------------------------------------------------
 
