@@ -31,7 +31,7 @@ import msgspec
 from tests.sim.loop import Node, Simulation, SimulationError
 from tests.sim.nsqd_world import Wire
 
-from flintmq.cluster.state import PartitionState
+from flintmq.cluster.state import LEASE_TTL_S, PartitionState
 from flintmq.cluster.view import PartitionId, View
 from flintmq.net.http_client import ask
 from flintmq.net.http_exchange import NoAnswer
@@ -52,6 +52,7 @@ TCP, HTTP, PEER = 4150, 4151, 4152
 LOOKUP_TCP, LOOKUP_HTTP = 4160, 4161
 LOOK_S = 0.05
 ANSWER_S_MAX = 12.0
+STRANDED_S = 20.0
 WHOLE_S_MAX = 30.0
 """Of virtual time, after the last fault, until all are in sync again."""
 FAULTS = (
@@ -425,10 +426,14 @@ class World:
 
     def _somebody(self) -> str:
         """The name of a node: more often than not the one that leads most."""
-        leads = {name: len(agent.table.led) for name, agent in self.agents()}
-        if leads and self.random.random() < 0.6:
-            return max(sorted(leads), key=lambda name: leads[name])
+        if any(self.agents()) and self.random.random() < 0.6:
+            return self._leader()
         return self.random.choice(NAMES)
+
+    def _leader(self) -> str:
+        """The name of the node that leads most."""
+        leads = {name: len(agent.table.led) for name, agent in self.agents()}
+        return max(sorted(leads), key=lambda name: leads[name])
 
     def _lasting(self) -> float:
         return self.random.choice((self.random.uniform(0.05, 1.0), self.random.uniform(1.0, 7.0)))
@@ -503,8 +508,7 @@ class World:
 
     async def _return(self) -> None:
         """A node is alone until others lead what it led, and is back while it asks for changes."""
-        leads = {name: len(agent.table.led) for name, agent in self.agents()}
-        name = max(sorted(leads), key=lambda name: leads[name])
+        name = self._leader()
         others = [each for each in (*NAMES, "lookup") if each != name]
         ways = [way for other in others for way in ((name, other), (other, name))]
         await self._cut_for(ways, self.random.uniform(4.2, 4.8))
@@ -528,6 +532,20 @@ class World:
             self.sim.node(f"s{number}").start(self.seekers[-1].run)
         await asyncio.sleep(self.random.uniform(0.5, 5.0))
         await self._strand(name)
+
+    async def _strand_and_stop(self) -> None:
+        """A node is stranded, and the others stand still until their leases are over."""
+        others = [name for name in NAMES if name != self._leader()]
+        ways = [way for other in others for way in ((self._leader(), other), (other, self._leader()))]
+
+        async def stand_still() -> None:
+            for name in others:
+                self.hosts[name].pause()
+            await asyncio.sleep(self.random.uniform(LEASE_TTL_S + 1.0, LEASE_TTL_S + 2.0))
+            for name in others:
+                self.hosts[name].resume()
+
+        await asyncio.gather(self._cut_for(ways, STRANDED_S), stand_still())
 
     async def _estrange(self) -> None:
         name = self._somebody()

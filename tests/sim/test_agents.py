@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 from tests.sim import agents_world
-from tests.sim.agents_world import World, play
+from tests.sim.agents_world import STRANDED_S, World, play
 from tests.sim.loop import beginning_with, seeds, share
 
 from flintmq.cluster.leading import Leading
@@ -74,6 +74,13 @@ def test_who_is_cut_off_hands_over_as_soon_when_it_was_elected_meanwhile() -> No
     """The master gives partitions to a node that leads nothing, after that was cut off and before anybody noticed."""
     world, _ = play(SPREAD_SEED, ("spread",), 3)
     assert max(seeker.longest_s for seeker in world.seekers) < HANDED_OVER_S
+
+
+@pytest.mark.parametrize("seed", (1, 2))
+def test_others_lead_who_stood_still_when_their_leader_was_cut_off(seed: int) -> None:
+    """They are no longer among the living when it is known that the leader reaches nobody, and are again soon after."""
+    world, _ = play(seed, ("strand and stop",), 1)
+    assert max(seconds for seconds, _ in world.outages) < STRANDED_S - 8.0
 
 
 def test_two_nodes_at_rest_stay_in_sync_after_an_election() -> None:
