@@ -443,7 +443,7 @@ class Controller:
             return None  # nodes know of no such topic
         if record is not None and record.is_deleting:
             return self.swap_to(key, None, f"partition {topic}/{number} is deleted with its topic")
-        chosen = self._elect(state)
+        chosen = self._elect(state, 1 if record is None else record.min_in_sync)
         if chosen is None:
             return None
         now, reason = chosen
@@ -453,12 +453,12 @@ class Controller:
             self._gains[now.leader] += 1
         return self.swap_to(key, now, f"partition {topic}/{number}: {reason}")
 
-    def _elect(self, state: PartitionState) -> tuple[PartitionState, str] | None:
+    def _elect(self, state: PartitionState, min_in_sync: int) -> tuple[PartitionState, str] | None:
         """Return what a partition's state has to become and why; None: it stays."""
         live = self.live
         leader = live.get(state.leader)
         if leader is not None and leader.incarnation == state.incarnation:
-            return self._handed_over(state, leader)
+            return self._handed_over(state, leader, min_in_sync)
         if self._keys.node(state.leader) in self.view.unreadable:
             return None  # it may live
         gone = self._gone(state)
@@ -483,7 +483,7 @@ class Controller:
                 "what no copy has is lost",
             )
         best = self._best(state, found)
-        return elected(state, best, self._members(state)), f"{_led(best, state)}: {gone}"
+        return elected(state, best, self._members(state, min_in_sync)), f"{_led(best, state)}: {gone}"
 
     def _best(self, state: PartitionState, found: Sequence[NodeRecord]) -> NodeRecord:
         """Return who is to lead: by preference, or else who leads the fewest."""
@@ -501,7 +501,9 @@ class Controller:
             ),
         )
 
-    def _handed_over(self, state: PartitionState, leader: NodeRecord) -> tuple[PartitionState, str] | None:
+    def _handed_over(
+        self, state: PartitionState, leader: NodeRecord, min_in_sync: int
+    ) -> tuple[PartitionState, str] | None:
         is_leaving = leader.node not in state.replicas and not state.lacking
         if not (leader.is_draining or leader.is_full or is_leaving):
             return None
@@ -518,12 +520,20 @@ class Controller:
             why = "is to keep no copy"
         else:
             why = "is draining" if leader.is_draining else "has no room on its disk"
-        members = [member for member in self._members(state) if not self.live[member.node].is_ending]
+        ending = {node for node, record in self.live.items() if record.is_ending}
+        members = [member for member in self._members(state, min_in_sync) if member.node not in ending]
         return elected(state, best, members), f"{_led(best, state)}: node {leader.node} {why}"
 
-    def _members(self, state: PartitionState) -> tuple[Member, ...]:
-        """Return those who have everything and live; who is dead would only be waited for."""
-        return tuple(node.member for node in whole_members(state, self.live))
+    def _members(self, state: PartitionState, min_in_sync: int) -> tuple[Member, ...]:
+        """Return those who have everything and live; who is dead would only be waited for.
+
+        Where these are fewer than the topic demands, nothing is acknowledged as long as the others are away: then who
+        is not registered stays as well. It may only have stood still, and lead when the one that is elected cannot.
+        """
+        members = tuple(node.member for node in whole_members(state, self.live))
+        if len(members) >= min_in_sync:
+            return members
+        return (*members, *(member for member in state.in_sync if member.node not in self.view.nodes))
 
     def _gone(self, state: PartitionState) -> str:
         """Tell why nobody leads."""
@@ -550,7 +560,9 @@ class Controller:
             state, best = self.view.partitions[partition], self.live[node]
             name = f"partition {partition[0]}/{partition[1]}"
             reason = f"{name}: {_led(best, state)}: node {state.leader} leads more than it"
-            found.append(self.swap_to(key, elected(state, best, self._members(state)), reason))
+            topic = self.view.topics.get(partition[0])
+            members = self._members(state, 1 if topic is None else topic.min_in_sync)
+            found.append(self.swap_to(key, elected(state, best, members), reason))
         return found
 
     def forced(self, partition: PartitionId, node: str) -> Swap:

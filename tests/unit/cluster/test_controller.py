@@ -60,6 +60,40 @@ def test_elections(nodes: str, before: PartitionState, leader: str, in_sync: str
     assert (now.log_id, now.topic_number, now.replicas) == (before.log_id, before.topic_number, before.replicas)
 
 
+@pytest.mark.parametrize(
+    ("nodes", "before", "leader", "in_sync"),
+    [
+        ("bc", state("a", "abc"), "b", "bc"),
+        ("c", state("a", "abc"), "c", "cab"),
+        ("bc", state("a", "ac", "abc"), "c", "ca"),
+        ("b", state("a", "ab"), "b", "ba"),
+    ],
+)
+def test_who_is_away_stays_in_sync_where_the_others_are_too_few(
+    nodes: str, before: PartitionState, leader: str, in_sync: str
+):
+    """Nothing is acknowledged meanwhile, so it has everything, and can lead when the one that is elected cannot."""
+    world = World()
+    world.nodes(nodes)
+    world.topic("t", replica=3, min_in_sync=2)
+    world.partition("t", 0, before)
+    master = Master(world)
+    master.settle()
+    now = world.state("t")
+    assert now is not None and (now.leader, "".join(now.in_sync_nodes)) == (leader, in_sync)
+
+
+def test_who_lost_something_does_not_stay_in_sync_where_the_others_are_too_few():
+    world = World()
+    world.nodes("b")
+    world.node(node("a", incarnation="a2", boot_id=OTHER_BOOT))
+    world.topic("t", replica=3, min_in_sync=2)
+    world.partition("t", 0, state("a", "abc"))
+    Master(world).settle()
+    now = world.state("t")
+    assert now is not None and (now.leader, now.in_sync_nodes) == ("b", ("b", "c"))
+
+
 def test_a_leader_that_was_started_anew_does_not_carry_on():
     world = World()
     world.nodes("bc")
