@@ -1,7 +1,8 @@
 """The test suites of other people's clients, as they published them, with our nsqd and nsqlookupd in PATH.
 
 They name their ports and have deadlines of their own. So each has a network of its own, and what fails is run once more
-by itself: on a busy machine a second is not always enough for them. They start ``nsqd`` as they would start NSQ's.
+by itself: on a busy machine a second is not always enough for them. They start ``nsqd`` as they would start NSQ's, and
+get a fork from the second time on (``suites/forking.py``).
 """
 
 from __future__ import annotations
@@ -75,12 +76,12 @@ def run(directory: Path, suite: Suite, *options: str) -> subprocess.CompletedPro
     paths = (programs, *os.environ["PATH"].split(os.pathsep))
     environment = inherited | {
         "PATH": os.pathsep.join(map(str, paths)),
-        "PYTHONPATH": str(SOURCES),
+        "PYTHONPATH": os.pathsep.join((str(SOURCES), str(HERE))),
         "SUITE_PATIENCE_S": f"{PATIENCE_S:g}",
         "SLOW_TIMEOUT": f"{PATIENCE_S:.0f}",  # of gnsq's: 10 s for tests that start six processes
     }
     pytest_run = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, f"--rootdir={directory}", "--timeout=60"]
-    command = [*_NETWORK, *pytest_run, "-W", "ignore", "-rfE", *suite.options, *options]
+    command = [*_NETWORK, *pytest_run, "-W", "ignore", "-rfE", "-p", "forking", *suite.options, *options]
     return subprocess.run(
         command, cwd=directory / suite.name, env=environment, capture_output=True, text=True, timeout=_SUITE_S
     )
