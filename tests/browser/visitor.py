@@ -80,7 +80,7 @@ class Visitor:
         session.detach()
         found: list[str] = self.page.evaluate(  # the lines alone: all that axe finds is some MB, most of it in order
             """async () => (await axe.run({resultTypes: ["violations"]})).violations.map((rule) =>
-              `${rule.id}: ${rule.help}: ${rule.nodes.slice(0, 3).map((node) => node.html.slice(0, 120)).join(", ")}`)"""
+              `${rule.id}: ${rule.help}: ${rule.nodes.slice(0, 3).map((node) => node.html.slice(0, 120))}`)"""
         )
         return found
 

@@ -93,6 +93,19 @@ def test_what_fails_on_the_driver_is_read_by_a_task(how: str, nsqd: FakeNsqd):
     assert rows_of(reader.read(task)) == [(1, b"a"), (2, b"b")]
 
 
+def test_what_is_not_there_yet_is_not_given_up_on_the_driver(nsqd: FakeNsqd):
+    """The task tries again, as it does where a log ends later for a moment, with another leader."""
+    log = nsqd.topic("t", [b"a", b"b", b"c"], batch=1)
+    reader = reader_of(nsqd, failOnDataLoss="false")
+    end = reader.latestOffset({}, reader.getDefaultReadLimit())
+    log.batches.pop()
+    log.end -= 1
+    (task,) = reader.partitions({}, end)
+    assert not isinstance(reader, _SimpleStreamReaderWrapper)
+    log.append([b"c"])
+    assert rows_of(reader.read(task)) == [(1, b"a"), (2, b"b"), (3, b"c")]
+
+
 def test_a_plan_that_is_repeated_after_a_restart_is_read_by_tasks(nsqd: FakeNsqd):
     """What its logs look like is not known before the next latest offset is asked for."""
     nsqd.topic("t", [b"a"])

@@ -610,7 +610,7 @@ def test_min_messages_and_their_delay(nsqd):
 
 def test_available_now_ends_where_the_log_ended(nsqd):
     nsqd.topic("t", numbered(1, 101))
-    reader = stream(nsqd, maxMessagesPerTrigger="40", minMessagesPerTrigger="1000")
+    reader = stream(nsqd, maxMessagesPerTrigger="40", minMessagesPerTrigger="40")
     reader.prepareForTriggerAvailableNow()
     here, ends = reader.initialOffset(), []
     nsqd.topic("t", numbered(1, 1000))

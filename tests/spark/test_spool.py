@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.integration.daemons import PATIENCE_S
 from tests.spark.driven import Query
 from tests.spark.processes import NsqdProcess, PlainNsqd, assert_each_once, numbered
@@ -28,6 +29,7 @@ from flintmq.spark.broker import NotByOffset
 from flintmq.spark.errors import DataLost, SpoolFailed
 from flintmq.spark.offsets import MODE_KEY
 from flintmq.spark.options import SourceOptions
+from flintmq.spark.spooled import AnyStreamReader
 
 pytestmark = pytest.mark.slow
 MSG_TIMEOUT_S = 1.0
@@ -132,6 +134,15 @@ def test_direct_finishes_nothing_before_it_is_committed_and_repeats_what_was_not
     in_time(lambda: reading.step() >= 0 and len(set(reading.bodies)) == 400)
     in_time(lambda: not reading.plan())
     in_time(lambda: plain.unfinished(topic, "spark") == 0)
+
+
+def test_a_trigger_that_never_asks_again_is_refused_with_direct(plain: PlainNsqd, topic: str):
+    """Spark asks for all with ``once=True``; nothing would ever be finished."""
+    given = {"nsqd": plain.address, "topic": topic, "channel": "spark", "mode": "direct"}
+    reader = AnyStreamReader(SourceOptions.parse(given))
+    with pytest.raises(OptionError, match="availableNow=True"):
+        reader.latestOffset({}, ReadAllAvailable())
+    assert reader.getDefaultReadLimit() != ReadAllAvailable()
 
 
 def test_what_waits_for_a_long_micro_batch_is_touched(

@@ -700,6 +700,9 @@ class SourceOptions(LinkOptions):
             raise _refuse("topicPattern", self.topic_pattern, "it needs lookupd, which knows the topics")
         if self.starting_offsets == CURSOR and not self.channel:
             raise _refuse("startingOffsets", CURSOR, "it needs channel, whose position it is")
+        if 0 < self.max_messages_per_trigger < self.min_messages_per_trigger:
+            allowed = f"a micro-batch has at most maxMessagesPerTrigger ({self.max_messages_per_trigger}): raise that"
+            raise _refuse("minMessagesPerTrigger", self.min_messages_per_trigger, allowed)
         if self.mode in (SPOOL, DIRECT):
             self.check_spooled(self.mode)
         elif self.mode == OFFSET:
@@ -743,6 +746,12 @@ class SourceOptions(LinkOptions):
                         "mode=direct keeps nothing on disk, for executors of the driver's host alone: leave it out"
                     )
                     raise _refuse(camel(name), getattr(self, name), allowed)
+            if self.min_messages_per_trigger > self.max_in_flight:
+                allowed = (
+                    f"mode=direct has at most maxInFlight ({self.max_in_flight}) messages of a topic at a time: ask "
+                    "for no more than that, or raise maxInFlight"
+                )
+                raise _refuse("minMessagesPerTrigger", self.min_messages_per_trigger, allowed)
         if not self.named_topics or self.assign:
             raise _refuse("topic", "", f"mode={mode} consumes topics by name: give topic or topics")
         if self.starting_offsets not in (EARLIEST, CURSOR) or not self._starts_by_offset:

@@ -72,7 +72,8 @@ class WithRows:
             return
         rows, left = [], limit + ROW_BYTES * count
         try:
-            for batch in read_task(task, replace(options, retries=0)):
+            # a loss is not forgiven here, where nothing is tried twice: the task may find what is missing now
+            for batch in read_task(task, replace(options, retries=0, fail_on_data_loss=True)):
                 rows.append(batch)
                 left -= batch.nbytes
                 if left < 0:

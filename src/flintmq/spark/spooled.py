@@ -26,7 +26,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from flintmq.clock import Clock
 from flintmq.errors import FlintError, OptionError
@@ -38,7 +38,7 @@ from flintmq.spark.prefetch import WithRows
 from flintmq.spark.retry import Retries
 from flintmq.spark.session_settings import warn_of_tasks
 from flintmq.spark.spool import Spool, SpoolProcess
-from flintmq.spark.stream_reader import NsqStreamReader
+from flintmq.spark.stream_reader import UNLIMITED, NsqStreamReader
 from flintmq.spark.survey import Surveyor
 from flintmq.spark.tasks import FetchTask, SpoolPlace, at_spool, read_task
 
@@ -60,12 +60,16 @@ class AnyStreamReader(WithRows, DataSourceStreamReader, SupportsTriggerAvailable
         self._process: SpoolProcess | None = None
         self._place: SpoolPlace | None = None
         self._spooled: NsqStreamReader | None = None
+        self._told: set[str] = set()
+        """Topics of which it was said that messages come again."""
         self._is_ending = False  # availableNow: what waits now is to be read, and no more
         self._has_end = False
 
     def getDefaultReadLimit(self) -> ReadLimit:
         warn_of_tasks(os.environ)  # here, as Spark asks it once per query, in the process that plans
-        return self._by_offset.getDefaultReadLimit()
+        limit = self._by_offset.getDefaultReadLimit()
+        # any limit but "all" tells latestOffset that this is not trigger(once=True), which always asks for all
+        return ReadMaxRows(UNLIMITED) if isinstance(limit, ReadAllAvailable) else limit
 
     def initialOffset(self) -> dict[str, Any]:
         return {}
@@ -90,6 +94,12 @@ class AnyStreamReader(WithRows, DataSourceStreamReader, SupportsTriggerAvailable
                 if start:
                     raise
                 self._use_spool(error)
+        if self._found == DIRECT and isinstance(limit, ReadAllAvailable):
+            allowed = (
+                "with mode=direct what a micro-batch has read is finished when the next one is asked for, and there is "
+                "none: set availableNow=True, which reads what waits and ends as well"
+            )
+            raise OptionError("trigger", "once=True", allowed, SOURCE)
         at, found = self._patiently(start, limit)
         return start if found == at and LOG_KEY in start and at == _plain(start) else _marked(found, self._found)
 
@@ -211,7 +221,9 @@ class AnyStreamReader(WithRows, DataSourceStreamReader, SupportsTriggerAvailable
 
     def _leave(self, key: PartitionKey, sequence: int) -> None:
         if self._found == DIRECT:
-            log.warning("topic %s: what was read and not committed before comes again", key.topic)
+            if key.topic not in self._told:
+                self._told.add(key.topic)
+                log.info("topic %s: what was read before and not finished in nsqd, if any, comes again", key.topic)
             return
         reason = NOT_THIS_SPOOL if self._options.reads(key.topic, key.partition) else "the options leave its topic out"
         lost = DataLost(key.topic, key.label, sequence, None, reason)

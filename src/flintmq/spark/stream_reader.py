@@ -92,6 +92,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 AHEAD_TIMES = 2  # that the channel is seen ahead of the query before that is told of
+UNLIMITED = 1 << 50  # messages of a micro-batch
 
 log = logging.getLogger("flintmq.spark")
 
@@ -145,7 +146,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxBytes(self._options.max_bytes_per_trigger)
         if self._options.min_messages_per_trigger:
             # any limit but "all" tells latestOffset that this trigger obeys the options
-            return ReadMaxRows(1 << 50)
+            return ReadMaxRows(UNLIMITED)
         return ReadAllAvailable()
 
     def initialOffset(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ _PROGRAMS = ("nsqd", "nsqlookupd")
 
 
 def _module() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("flintmq_forked", _FORKED)  # these suites are packages "tests" as well
+    spec = importlib.util.spec_from_file_location("flintmq_forked", _FORKED)  # these suites have a package "tests", too
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -26,7 +26,7 @@ def _module() -> ModuleType:
 
 _forked = _module()
 _started: set[str] = set()
-_popen = subprocess.Popen
+_popen: Any = subprocess.Popen
 
 
 def _start(

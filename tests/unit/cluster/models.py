@@ -75,9 +75,7 @@ class World:
         for name in names:
             self.node(node(name))
 
-    def topic(
-        self, name: str, partition_num: int = 1, replica: int = 1, number: int = 7, min_in_sync: int = 1
-    ) -> None:
+    def topic(self, name: str, partition_num: int = 1, replica: int = 1, number: int = 7, min_in_sync: int = 1) -> None:
         meta = TopicMeta(partition_num=partition_num, replica=replica)
         self.put(KEYS.topic(name), TopicRecord(number, meta, partition_num, min_in_sync))
 

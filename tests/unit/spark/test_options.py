@@ -404,6 +404,8 @@ SPOOLED = {**CHANNELLED, "mode": "spool", "spoolLocation": "/spool"}
         ({**CHANNELLED, "deferred": "due"}, "spoolLocation", "or mode=direct"),
         ({**BASE, "mode": "offset", "deferred": "due"}, "deferred", "waits with all that is stored behind it"),
         ({**SPOOLED, "deferred": "stored"}, "deferred", "or set mode=offset"),
+        ({**CHANNELLED, "mode": "direct", "minOffsetsPerTrigger": "2501"}, "minMessagesPerTrigger", "raise maxInFl"),
+        ({**BASE, "minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "minMessagesPerTrigger", "raise that"),
     ],
 )
 def test_what_a_mode_cannot_do_is_refused(given, option, what):
