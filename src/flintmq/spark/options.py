@@ -746,7 +746,7 @@ class SourceOptions(LinkOptions):
                         "mode=direct keeps nothing on disk, for executors of the driver's host alone: leave it out"
                     )
                     raise _refuse(camel(name), getattr(self, name), allowed)
-            if self.min_messages_per_trigger > self.max_in_flight:
+            if self.min_messages_per_trigger > self.max_in_flight * max(1, len(self.named_topics)):
                 allowed = (
                     f"mode=direct has at most maxInFlight ({self.max_in_flight}) messages of a topic at a time: ask "
                     "for no more than that, or raise maxInFlight"
