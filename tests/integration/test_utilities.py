@@ -11,10 +11,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import count
 
 import pytest
 from tests.integration.daemons import PATIENCE_S, SOON_S, SOURCES, Daemons, Nsqd, Nsqlookupd, in_time, sized, wait_until
+from tests.integration.flavours import address_of
 from tests.integration.proxy import Proxy
 from tests.integration.utilities import at, run, started
 
@@ -114,6 +116,7 @@ def seconds_of_ending(nsqd: Nsqd, topic: str, signals: int) -> float:
             took_s = time.monotonic() - began
     assert process.returncode == 1
     assert b"told to end: 2 items that were read are not published" in errors and b"Traceback" not in errors, errors
+    assert b"has everything up to item 1 for certain, and perhaps up to item 3" in errors
     return took_s
 
 
@@ -149,6 +152,40 @@ def test_what_cannot_be_published_is_named_and_what_comes_before_it_is(shared: D
     assert b"Traceback" not in done.stderr
     assert tail(nsqd, topic, 1) == [b"short"]
     assert nsqd.stats(topic)["message_count"] == 1
+
+
+def test_of_several_nsqd_it_is_said_how_far_each_is(shared: Daemons, shared_nsqd: Nsqd, topic: str):
+    """Whoever goes on from the item that one of them does not take would double those that the others have."""
+    strict = shared.nsqd("--durability=os", "--max-msg-size=10")
+    done = run("to_nsq", at(shared_nsqd), at(strict), f"--topic={topic}", text=b"short\n\nmuch too long\nlater\n")
+    assert done.returncode == 1
+    assert b"item 3 of 13 bytes is not published: E_BAD_MESSAGE" in done.stderr
+    places = [f"{address_of(nsqd)} has everything up to item {last}" for nsqd, last in ((shared_nsqd, 4), (strict, 2))]
+    assert ", ".join(places) in done.stderr.decode()
+    assert [nsqd.stats(topic)["message_count"] for nsqd in (shared_nsqd, strict)] == [3, 1]
+
+
+def test_when_one_of_several_nsqd_has_died_it_is_said_how_far_each_is(shared: Daemons, shared_nsqd: Nsqd, topic: str):
+    second = shared.nsqd("--durability=os")
+    with started("to_nsq", at(shared_nsqd), at(second), f"--topic={topic}") as process:
+        assert process.stdin is not None and process.stderr is not None
+        process.stdin.write(b"first\n")
+        process.stdin.flush()
+        for nsqd in (shared_nsqd, second):
+            wait_until(partial(is_stored, nsqd, topic, 1), "the first line is everywhere")
+        second.kill()
+        process.stdin.write(b"second\nthird\n")
+        process.stdin.flush()
+        wait_until(partial(is_stored, shared_nsqd, topic, 3), "the living one has all")
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1
+    assert f"{address_of(shared_nsqd)} has everything up to item 3, {address_of(second)} has" in errors.decode()
+
+
+def is_stored(nsqd: Nsqd, topic: str, count: int) -> bool:
+    topics = nsqd.get(f"/stats?format=json&topic={topic}")["topics"]
+    return bool(topics) and topics[0]["message_count"] >= count
 
 
 def test_topics_of_several_nsqd_are_found_and_named(shared_nsqd: Nsqd, shared_nsqlookupd: Nsqlookupd, topic: str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,8 +146,10 @@ def test_an_item_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(feed, "ITEM_BYTES_MAX", 10)
     splitter = Splitter(b"\n")
     assert splitter.feed(b"0123456789") == []
-    with pytest.raises(InputError, match="more than 10 bytes"):
-        splitter.feed(b"x")
+    assert splitter.feed(b"\nbefore\n0123456789x") == [b"0123456789", b"before"], "they come before it"
+    for call in (partial(splitter.feed, b"y"), splitter.end):
+        with pytest.raises(InputError, match="more than 10 bytes"):
+            call()
 
 
 async def test_no_more_goes_out_than_the_rate_allows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,7 @@ class Splitter:
     """Items of a stream of bytes.
 
     Raises:
-        InputError: an item is longer than ``ITEM_BYTES_MAX``.
+        InputError: an item is longer than ``ITEM_BYTES_MAX``; those before it were returned by the call before.
     """
 
     def __init__(self, delimiter: bytes) -> None:
@@ -111,6 +111,7 @@ class Splitter:
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the items that are complete now."""
+        self._check()
         *ended, rest = data.split(self._delimiter)
         if ended:
             ended[0] = b"".join([*self._parts, ended[0]])
@@ -118,16 +119,17 @@ class Splitter:
         if rest:
             self._parts.append(rest)
             self._size += len(rest)
-            if self._size > ITEM_BYTES_MAX:
-                raise InputError(
-                    f"an item has more than {ITEM_BYTES_MAX} bytes without a delimiter; is --delimiter right?"
-                )
         return ended
 
     def end(self) -> list[bytes]:
         """Return what came after the last delimiter."""
+        self._check()
         rest, self._parts, self._size = b"".join(self._parts), [], 0
         return [rest] if rest else []
+
+    def _check(self) -> None:
+        if self._size > ITEM_BYTES_MAX:
+            raise InputError(f"an item has more than {ITEM_BYTES_MAX} bytes without a delimiter; is --delimiter right?")
 
 
 class Pace:

@@ -2,7 +2,8 @@
 
 Rules of this file: what is there is published at once, in its order, as one MPUB to each nsqd; the next is taken when
 every nsqd has it, and read meanwhile. What could not be published ends it with an error that names its place in the
-input. An nsqd that cannot be connected for the first message ends it at once, one that goes away later is waited for.
+input, and every error names for each nsqd up to which item it has everything: no two can be made to stop at the same
+one. An nsqd that cannot be connected for the first message ends it at once, one that goes away later is waited for.
 A signal leaves ``END_S`` to what is under way, the second one nothing; what was read and is not published is an error.
 
 Source: NSQ 1.3, apps/to_nsq; NSQ's options. Other than there the last item needs no delimiter to be whole.
@@ -14,12 +15,12 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from flintmq.client.aio.producer import Producer
-from flintmq.errors import OptionError, PublishError, UsageError
+from flintmq.errors import OptionError, PublishError, PublishUnknown, UsageError
 from flintmq.options import Address, Integer, Items, Options, Repeated, Text, option, read_command, version_line
 from flintmq.tools.client_opts import client_opts
 from flintmq.tools.consuming import HOW, WHERE, check_open, check_topics, log_to_stderr, on_signals, run_to_end
@@ -83,24 +84,77 @@ def run(arguments: Sequence[str]) -> int:
 
 async def _publish(options: ToNsqOptions, delimiter: bytes) -> int:
     opts = client_opts("to_nsq", "--producer-opt", options.producer_opt, for_consumer=False)
-    producers = {
-        address: Producer(address, options=opts.connection, timeout=PUBLISH_TIMEOUT_S, retry_unknown=False)
-        for address in dict.fromkeys(options.nsqd_tcp_address)
-    }
+    targets = [
+        _Target(each, Producer(each, options=opts.connection, timeout=PUBLISH_TIMEOUT_S, retry_unknown=False))
+        for each in dict.fromkeys(options.nsqd_tcp_address)
+    ]
     if options.rate:
         log.info("Throttling messages rate to max:%d/second", options.rate)
-    copying = _Copying(options, delimiter, producers)
+    copying = _Copying(options, delimiter, targets)
     on_signals(copying.stop)
     await copying.run()
     return 0
 
 
+class _Target:
+    """An nsqd, and how far it is in the input.
+
+    Attributes:
+        sure_count: it has so many items from the first on, empty ones counted.
+        sent_count: it may have so many; none behind them.
+    """
+
+    def __init__(self, address: str, producer: Producer) -> None:
+        self.sure_count = self.sent_count = 0
+        self.address = address
+        self.producer = producer
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether it is known what it has."""
+        return self.sure_count == self.sent_count
+
+    def __str__(self) -> str:
+        has = f"everything up to item {self.sure_count}" if self.sure_count else "nothing"
+        perhaps = "" if self.is_sure else f" for certain, and perhaps up to item {self.sent_count}"
+        return f"{self.address} has {has}{perhaps}"
+
+    async def send(self, topic: str, chunk: Sequence[bytes], number: int) -> None:
+        """Publish the items of a chunk that are not empty, in their order; so many items come before it.
+
+        Raises:
+            InputError: one of them cannot be published; those before it are.
+        """
+        bodies = [body for body in chunk if body]
+        self.sent_count = number + len(chunk)
+        try:
+            await self.producer.mpub(topic, bodies)
+        except PublishError as error:
+            if not isinstance(error, PublishUnknown):
+                self.sent_count = self.sure_count
+            if len(bodies) == 1 or error.code not in _ABOUT_A_BODY:
+                raise InputError(f"not published from item {number + 1} on: {error}") from error
+        else:
+            self.sure_count = self.sent_count
+            return
+        for place, body in enumerate(chunk, number + 1):
+            try:
+                if body:
+                    self.sent_count = place
+                    await self.producer.pub(topic, body)
+            except PublishError as error:
+                if not isinstance(error, PublishUnknown):
+                    self.sent_count = self.sure_count
+                raise InputError(f"item {place} of {len(body)} bytes is not published: {error}") from error
+            self.sure_count = self.sent_count = place
+
+
 class _Copying:
     """The input on its way to every nsqd."""
 
-    def __init__(self, options: ToNsqOptions, delimiter: bytes, producers: Mapping[str, Producer]) -> None:
+    def __init__(self, options: ToNsqOptions, delimiter: bytes, targets: Sequence[_Target]) -> None:
         self._topic = options.topic
-        self._producers = producers
+        self._targets = targets
         self._pace = Pace(options.rate)
         self._source = Source(STDIN)
         self._splitter = Splitter(delimiter)
@@ -134,14 +188,18 @@ class _Copying:
         finally:
             await self._close()
         if self._stopped.is_set() and (left := self._count_left()):
-            raise InputError(f"told to end: {left} items that were read are not published, or not known to be")
+            what = "items that were read are not published, or not known to be"
+            raise InputError(f"told to end: {left} {what}; {self._how_far()}")
 
     async def _copy(self) -> None:
         is_at_end = False
         while not is_at_end and not self._stopped.is_set():
-            data = await self._source.read()
-            is_at_end = not data and not self._stopped.is_set()
-            self._items = self._splitter.end() if is_at_end else self._splitter.feed(data)
+            try:
+                data = await self._source.read()
+                is_at_end = not data and not self._stopped.is_set()
+                self._items = self._splitter.end() if is_at_end else self._splitter.feed(data)
+            except InputError as error:
+                raise InputError(f"{error}; {self._how_far()}") from error
             self._place = 0
             while self._place < len(self._items) and not self._stopped.is_set():
                 chunk = self._items[self._place : self._place + self._pace.count_max]
@@ -150,10 +208,44 @@ class _Copying:
                     if self._stopped.is_set():
                         return
                     await self._connect()
-                    sending = (_send(each, self._topic, chunk, self._number) for each in self._producers.values())
-                    await asyncio.gather(*sending)
+                    await self._send(chunk)
                 self._place += len(chunk)
                 self._number += len(chunk)
+                for target in self._targets:
+                    target.sure_count = target.sent_count = self._number
+
+    async def _send(self, chunk: Sequence[bytes]) -> None:
+        """Publish a chunk to every nsqd; when one has failed the others have ``END_S``.
+
+        Raises:
+            InputError: some of it cannot be published.
+        """
+        sending = [each.send(self._topic, chunk, self._number) for each in self._targets]
+        try:
+            if len(sending) == 1:
+                await sending[0]
+                return
+            tasks = [asyncio.ensure_future(each) for each in sending]
+            try:
+                _, left = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+                if left:
+                    await asyncio.wait(left, timeout=END_S)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                results = await asyncio.gather(*tasks, return_exceptions=True)
+            failures = [each for each in results if isinstance(each, Exception)]
+            if unforeseen := [each for each in failures if not isinstance(each, InputError)]:
+                raise unforeseen[0]
+            if failures:
+                raise InputError("; ".join(dict.fromkeys(map(str, failures))))
+        except InputError as error:
+            if len(sending) == 1 and self._targets[0].is_sure:
+                raise
+            raise InputError(f"{error}; {self._how_far()}") from error
+
+    def _how_far(self) -> str:
+        return ", ".join(map(str, self._targets))
 
     async def _connect(self) -> None:
         """Connect to all, the first time.
@@ -164,18 +256,18 @@ class _Copying:
         if self._is_started:
             return
         self._is_started = True
-        await asyncio.gather(*(producer.start() for producer in self._producers.values()))
-        for address, producer in self._producers.items():
-            if not producer.stats().connections:
-                raise InputError(f"nothing is published: no connection to nsqd {address}, for the reason above")
+        await asyncio.gather(*(each.producer.start() for each in self._targets))
+        for each in self._targets:
+            if not each.producer.stats().connections:
+                raise InputError(f"nothing is published: no connection to nsqd {each.address}, for the reason above")
 
     async def _close(self) -> None:
         """Close the connections; what was given up has a deadline of its own, which nobody waits for."""
         until = asyncio.get_running_loop().time() + (0 if self._task.cancelled() else END_S)
-        for producer in self._producers.values():
+        for each in self._targets:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(until):
-                    await producer.close()
+                    await each.producer.close()
 
     def _count_left(self) -> int:
         """Return how many items were read and not published; what has no end yet may be half of one."""
@@ -183,27 +275,6 @@ class _Copying:
         if self._source.is_at_end:
             left += self._splitter.end()
         return sum(map(bool, left))
-
-
-async def _send(producer: Producer, topic: str, chunk: Sequence[bytes], number: int) -> None:
-    """Publish the items of a chunk that are not empty, in their order.
-
-    Raises:
-        InputError: one of them cannot be published; those before it are.
-    """
-    bodies = [body for body in chunk if body]
-    try:
-        await producer.mpub(topic, bodies)
-        return
-    except PublishError as error:
-        if len(bodies) == 1 or error.code not in _ABOUT_A_BODY:
-            raise InputError(f"not published from item {number + 1} on: {error}") from error
-    for place, body in enumerate(chunk):
-        try:
-            if body:
-                await producer.pub(topic, body)
-        except PublishError as error:
-            raise InputError(f"item {number + place + 1} of {len(body)} bytes is not published: {error}") from error
 
 
 _ABOUT_A_BODY = ("E_BAD_MESSAGE", "E_BAD_BODY")
