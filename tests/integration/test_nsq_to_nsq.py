@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.daemons import Daemons, Nsqd, Nsqlookupd, running_cluster, wait_until
+from tests.integration.daemons import PATIENCE_S, Daemons, Nsqd, Nsqlookupd, running_cluster, wait_until
 from tests.integration.flavours import address_of
 from tests.integration.proxy import Proxy
 from tests.integration.utilities import at, end, is_finished, lookup, started
@@ -69,6 +69,25 @@ def test_messages_go_to_a_topic_of_the_same_name_and_end_here(single_nsqd: Nsqd,
     assert sorted(bodies(there, topic, len(sent))) == sorted(sent)
     assert stored(there, topic) == len(sent)
     assert "[aggregate]: finished " in log and "ms - avg: " in log
+
+
+@pytest.mark.parametrize("is_looked_up", [False, True])
+def test_what_comes_from_a_destination_ends_it(
+    shared_nsqd: Nsqd, shared_nsqlookupd: Nsqlookupd, topic: str, is_looked_up: bool
+):
+    """The nsqd that is found while it runs; two ways to the same nsqlookupd are not seen to be it."""
+    shared_nsqd.publish(topic, b"seed")
+    wait_until(lambda: topic in shared_nsqlookupd.get("/topics")["topics"], "nsqlookupd knows it")
+    with Proxy(shared_nsqlookupd.http) as proxy:
+        to = f"{TO}localhost:{shared_nsqd.tcp[1]}"
+        if is_looked_up:
+            to = "--destination-lookupd-http-address={}:{}".format(*proxy.address)
+        with started("nsq_to_nsq", lookup(shared_nsqlookupd), f"--topic={topic}", to) as process:
+            _, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1
+    assert f"topic {topic}: nsqd 127.0.0.1:{shared_nsqd.tcp[1]}" in errors.decode()
+    assert "would get again what is consumed from it, for ever; use --destination-topic" in errors.decode()
+    assert stored(shared_nsqd, topic) <= 2
 
 
 def test_several_topics_into_one(single_nsqd: Nsqd, there: Nsqd, topic: str):

@@ -470,6 +470,9 @@ _TO_HTTP = "nsq_to_http --nsqd-tcp-address=a:1 --topic=t"
         ("nsq_to_nsq --nsqd-tcp-address=a:1 --topic=t --destination-nsqd-tcp-address=b:1 --mode=all",
          "it must be one of: hostpool, round-robin, epsilon-greedy"),
         ("nsq_to_nsq --nsqd-tcp-address=a:1 --topic=t --destination-nsqd-tcp-address=a:1", "for ever"),
+        ("nsq_to_nsq --nsqd-tcp-address=127.0.0.1:1 --topic=t --destination-nsqd-tcp-address=LOCALHOST:1", "for ever"),
+        ("nsq_to_nsq --lookupd-http-address=127.0.0.1:80 --topic=t "
+         "--destination-lookupd-http-address=http://[::1]/", "for ever"),
         ("nsq_to_nsq --nsqd-tcp-address=a:1 --topic=t:u --topic=u:t --destination-nsqd-tcp-address=a:1", "for ever"),
         ("nsq_to_nsq --nsqd-tcp-address=a:1 --topic=t: --destination-nsqd-tcp-address=b:1", "--topic=t:TO, TO=''"),
         ("nsq_to_nsq --nsqd-tcp-address=a:1 --topic=t:u --topic=t:v --destination-nsqd-tcp-address=b:1", "one topic"),

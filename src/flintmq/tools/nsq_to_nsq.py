@@ -7,7 +7,8 @@
         '------ FIN; REQ of what failed <------'
 
 Rules of this file: a message is finished when its destination has answered OK, or when the filter keeps it back; a
-destination that stalls holds up nothing but what went to it; one message that no destination takes holds up no other.
+destination that stalls holds up nothing but what went to it; one message that no destination takes holds up no other;
+what comes from a destination, in a topic that is published to, ends it before it is published again.
 
 Source: NSQ 1.3, apps/nsq_to_nsq; NSQ's options.
 """
@@ -56,6 +57,7 @@ from flintmq.tools.consuming import (
 )
 from flintmq.tools.host_pool import HOSTPOOL, MODES, HostPool
 from flintmq.tools.json_filter import JsonFilter
+from flintmq.tools.loops import LoopFound, LoopGuard, lookup_place, nsqd_place
 from flintmq.tools.status_log import StatusLog
 from flintmq.wire.identify import NSQ_VERSION
 
@@ -176,6 +178,11 @@ class ToNsqOptions(ConsumingOptions):
     )
 
     @property
+    def may_loop(self) -> bool:
+        """Whether a topic is published to that is consumed as well."""
+        return not set(self.ways).isdisjoint(self.ways.values())
+
+    @property
     def ways(self) -> dict[str, str]:
         """The topics that are consumed, each with the one that its messages are published to."""
         found = (text.partition(":") for text in self.topic)
@@ -223,8 +230,10 @@ class ToNsqOptions(ConsumingOptions):
                 "use --ordered or --defer not both: nothing keeps the order of messages that are deferred, those "
                 "that fall due together come in any"
             )
-        same = set(nsqd) & set(self.nsqd_tcp_address) or set(lookupd) & set(self.lookupd_http_address)
-        if same and set(self.ways.values()) & set(self.ways):
+        sources = {*map(nsqd_place, self.nsqd_tcp_address), *map(lookup_place, self.lookupd_http_address)}
+        same = [each for each in nsqd if nsqd_place(each) in sources]
+        same += [each for each in lookupd if lookup_place(each) in sources]
+        if same and self.may_loop:
             raise UsageError(f"{min(same)} would get again what is consumed from it, for ever; use --destination-topic")
 
 
@@ -297,6 +306,7 @@ class Destinations:
             "retry_unknown": options.idempotent,
             "max_bytes_in_flight": BYTES_IN_FLIGHT_MAX,
         }
+        self._guard = LoopGuard() if options.may_loop else None
         lookups = options.destination_lookupd_http_address
         if lookups:
             self._producers = {",".join(lookups): Producer(nsqlookupd_http_addresses=lookups, **shared)}
@@ -313,6 +323,16 @@ class Destinations:
         """Connect; the stack closes them."""
         for producer in self._producers.values():
             await stack.enter_async_context(producer)
+
+    async def check_sources(self, sources: Sequence[str]) -> None:
+        """See that none of them is a destination.
+
+        Raises:
+            LoopFound: one is.
+        """
+        if self._guard is not None:
+            for producer in self._producers.values():
+                await self._guard.check(sources, producer.connections)
 
     async def publish(self, name: str, count: int, send: Callable[[Producer], Any]) -> None:
         """Publish ``count`` messages to one.
@@ -389,11 +409,12 @@ class Forwarding:
         """Forward until it is stopped.
 
         Raises:
-            FlintError: every nsqd to consume from refuses.
+            FlintError: every nsqd to consume from refuses, or one of them is a destination.
         """
         async with self._consumer as consumer:
             try:
                 async for batch in consumer.batches(batch_size(consumer.max_in_flight), GATHER_S):
+                    await self._check_sources(batch)
                     for piece in self._pieces(batch):
                         self._begin(piece)
             finally:
@@ -401,6 +422,14 @@ class Forwarding:
                     await asyncio.wait(self._tasks)
         if self._failure is not None:
             raise self._failure
+
+    async def _check_sources(self, batch: Sequence[Message[bytes]]) -> None:
+        try:
+            await self._destinations.check_sources(self._consumer.connections)
+        except LoopFound as error:
+            for message in batch:
+                message.requeue(0, backoff=False)
+            raise LoopFound(f"topic {self._topic}: {error}; use --destination-topic") from error
 
     def _begin(self, piece: Piece) -> None:
         names = self._destinations.pool.deal(len(piece.messages))

@@ -505,6 +505,11 @@ class Producer(Client):
         """The topics that are traced now."""
         return tuple(sorted(self._intake.traced))
 
+    @property
+    def connections(self) -> tuple[str, ...]:
+        """``host:port`` of every nsqd that is connected now."""
+        return tuple(dict.fromkeys(each.address for each in self._connections))
+
     def stats(self) -> ProducerStats:
         """Count what was done and say where the producer stands."""
         return replace(self._stats, connections=len(self._connections))

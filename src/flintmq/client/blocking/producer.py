@@ -420,6 +420,12 @@ class Producer(Client):
         """The topics that are traced now."""
         return tuple(sorted(self._intake.traced))
 
+    @property
+    def connections(self) -> tuple[str, ...]:
+        """``host:port`` of every nsqd that is connected now."""
+        with self._lock:
+            return tuple(address for address, pool in self._pools.items() if pool.is_up)
+
     def stats(self) -> ProducerStats:
         """Count what was done and say where the producer stands."""
         with self._lock:
