@@ -15,6 +15,7 @@ ATTEMPTS_MAX = 65535
 
 # wire (NSQ's TCP protocol)
 COMMAND_LINE_SIZE_MAX = 16 * 1024
+CLIENT_TEXT_SIZE_MAX = 1024  # characters kept of a text that a client says of itself in IDENTIFY, as its client_id
 MAGIC_DEADLINE_S = 5.0
 FIRST_COMMAND_DEADLINE_S = 30.0
 FIRST_HEARTBEAT_S = 15.0  # to a client that has sent its magic and nothing else; a NOP is a command

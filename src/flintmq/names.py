@@ -34,6 +34,11 @@ def listed(names: Iterable[str], most: int) -> str:
     return ", ".join(found[:most]) + (f" and {more} more" if more > 0 else "")
 
 
+def shortened(text: str, most: int) -> str:
+    """Return at most so many characters of a text; an ellipsis stands for what is cut off."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def is_ephemeral(name: str) -> bool:
     """Whether the topic or channel is not kept on disk and goes with its last client."""
     return name.endswith(EPHEMERAL_SUFFIX)

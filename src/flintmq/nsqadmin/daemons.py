@@ -16,7 +16,7 @@ import msgspec
 
 from flintmq.addresses import format_address
 from flintmq.client.admin.question import Question, get
-from flintmq.names import is_valid_name
+from flintmq.names import is_valid_name, shortened
 from flintmq.nsqadmin.views import Kind
 
 Value = TypeVar("Value")
@@ -27,6 +27,18 @@ class Quantile(msgspec.Struct, gc=False):
 
     quantile: float = 0.0
     value: float = 0.0
+
+
+TEXT_SIZE_MAX = 256
+"""Characters of a text that a client or a node says of itself: NSQ's nsqd hands on whatever it was told."""
+_NODE_TEXTS = ("hostname", "version", "topology_zone", "topology_region")
+_CLIENT_TEXTS = (*_NODE_TEXTS, "client_id", "user_agent", "auth_identity", "auth_identity_url")
+
+
+def _shorten(row: msgspec.Struct, names: tuple[str, ...]) -> None:
+    for name in names:
+        if len(text := getattr(row, name)) > TEXT_SIZE_MAX:
+            setattr(row, name, shortened(text, TEXT_SIZE_MAX))
 
 
 class Latency(msgspec.Struct, gc=False):
@@ -72,6 +84,9 @@ class Client(msgspec.Struct, gc=False):
     tls_negotiated_protocol: str = ""
     tls_negotiated_protocol_is_mutual: bool = False
     pub_counts: list[PubCount] | None = None
+
+    def __post_init__(self) -> None:
+        _shorten(self, _CLIENT_TEXTS)
 
 
 class Channel(msgspec.Struct, gc=False):
@@ -199,6 +214,9 @@ class Info(msgspec.Struct):
     topology_zone: str = ""
     topology_region: str = ""
 
+    def __post_init__(self) -> None:
+        _shorten(self, _NODE_TEXTS)
+
     @property
     def kind(self) -> Kind:
         """The NSQ that it is of."""
@@ -218,6 +236,9 @@ class Producer(msgspec.Struct):
     topology_region: str = ""
     topics: list[str] | None = None
     tombstones: list[bool] | None = None
+
+    def __post_init__(self) -> None:
+        _shorten(self, _NODE_TEXTS)
 
     @property
     def address(self) -> str:

@@ -12,18 +12,23 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, Literal
+
+from msgspec import json
 
 from flintmq.client.admin import nsqd as questions
 from flintmq.client.admin.question import Question
 from flintmq.client.admin.results import PeekedMessage, SettingsState, StoredMessage
 from flintmq.client.core.dead_letters import PREFIX
 from flintmq.env import Env
+from flintmq.names import shortened
 from flintmq.nsqadmin import daemons
 from flintmq.nsqadmin.access import Visitor
+from flintmq.nsqadmin.daemons import TEXT_SIZE_MAX
 from flintmq.nsqadmin.errors import Refused
 from flintmq.nsqadmin.snapshots import Snapshot, Snapshots
 from flintmq.nsqadmin.upstream import LOOK_S, NotAnswered, Upstream
@@ -42,6 +47,9 @@ from flintmq.settings import DEAD_LETTER_TOPIC, dead_letter_topic
 PEEK_COUNT = 20
 PEEK_COUNT_MAX = 100
 BODY_BYTES_MAX = 4096
+HEADER_COUNT_MAX = 64
+HEADER_SIZE_MAX = 1024
+"""Headers of a message that are shown, and characters of the value of each."""
 EVENT_COUNT_MAX = 1000
 CHANNEL = "nsqadmin"
 """The channel with which nsqadmin looks at dead letters where nobody consumes them."""
@@ -475,7 +483,7 @@ def _row(message: StoredMessage, node: str, visitor: Visitor) -> PeekRow:
             "partition": message.partition,
             "due_in_ms": message.due_in_ms,
             "timeout_in_ms": message.timeout_in_ms,
-            "consumer": (consumer.remote_address or consumer.client_id) if consumer else "",
+            "consumer": shortened(consumer.remote_address or consumer.client_id, TEXT_SIZE_MAX) if consumer else "",
         }
     return PeekRow(
         node=node,
@@ -487,9 +495,21 @@ def _row(message: StoredMessage, node: str, visitor: Visitor) -> PeekRow:
         body=text if visitor.sees_bodies else None,
         is_cut=size > len(shown),
         is_binary=is_binary,
-        headers=message.headers if visitor.sees_bodies else {},
+        headers=_shown(message.headers) if visitor.sees_bodies else {},
         **more,
     )
+
+
+def _shown(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return headers as far as they are shown; a value that is too long becomes the beginning of its text."""
+    found: dict[str, Any] = {}
+    for name, value in islice(headers.items(), HEADER_COUNT_MAX):
+        text = value if isinstance(value, str) else json.encode(value).decode()
+        is_long = len(text) > HEADER_SIZE_MAX
+        found[shortened(name, TEXT_SIZE_MAX)] = shortened(text, HEADER_SIZE_MAX) if is_long else value
+    if len(headers) > HEADER_COUNT_MAX:
+        found["…"] = f"{len(headers) - HEADER_COUNT_MAX} more headers"
+    return found
 
 
 def _text(body: bytes, is_cut: bool) -> tuple[str, bool]:

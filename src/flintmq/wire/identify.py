@@ -13,6 +13,8 @@ from typing import Annotated
 import msgspec
 
 from flintmq.errors import UNREADABLE_JSON, RemoteProtocolError
+from flintmq.limits import CLIENT_TEXT_SIZE_MAX
+from flintmq.names import shortened
 
 NSQ_VERSION = "1.3.0"
 """The NSQ release that peers see in IDENTIFY, /info and towards nsqlookupd, because tools compare it."""
@@ -172,13 +174,15 @@ _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _HEX = "[0-9a-fA-F]{2}"
 _ESCAPES = re.compile(rf"\\(?:u[dD][89abAB]{_HEX}\\u[dD][c-fC-F]{_HEX}|(u[dD][89a-fA-F]{_HEX})|.)", re.DOTALL)
 _FIELDS = frozenset(ReceivedRequest.__struct_fields__)
+_SHOWN_TEXTS = ("client_id", "hostname", "user_agent", "topology_region", "topology_zone")
 
 
 def parse_request(body: bytes) -> ReceivedRequest:
     """Decode an IDENTIFY body; keys are matched whatever their case, as nsqd does, and null means absent.
 
     Bytes that are not UTF-8, and escapes of half a character (a surrogate that is not in a pair), are replaced, not
-    refused: they stand in names that only statistics show.
+    refused: they stand in names that only statistics show. Of each such name ``CLIENT_TEXT_SIZE_MAX`` characters
+    are kept: NSQ takes any, but all statistics would carry what one client says.
 
     Raises:
         RemoteProtocolError: E_BAD_BODY, not a JSON object or a known field of the wrong type.
@@ -202,6 +206,9 @@ def _received(text: str) -> ReceivedRequest:
         name = key if key in _FIELDS else key.lower()
         if name in _FIELDS and bytes(value) != b"null":
             fields[name] = msgspec.json.decode(value)
+    for name in _SHOWN_TEXTS:
+        if isinstance(text := fields.get(name), str):
+            fields[name] = shortened(text, CLIENT_TEXT_SIZE_MAX)
     return msgspec.convert(fields, ReceivedRequest)
 
 

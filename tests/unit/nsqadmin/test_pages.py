@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote, unquote
 
+import msgspec
 import pytest
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.responses import HTMLResponse, Response
 from starlette.types import Message
 
+from flintmq.client.admin.results import StoredMessage
+from flintmq.nsqadmin import daemons, messages
 from flintmq.nsqadmin.actions import Actions
 from flintmq.nsqadmin.errors import Refused
 from flintmq.nsqadmin.pages import prepare
@@ -27,6 +31,8 @@ from flintmq.nsqadmin.pages.routes import routes
 from flintmq.nsqadmin.pages.told import Told
 from flintmq.nsqadmin.views import (
     ChannelRow,
+    ChannelView,
+    ClientRow,
     DoneView,
     HistoryView,
     Missing,
@@ -38,6 +44,7 @@ from flintmq.nsqadmin.views import (
 )
 
 HOSTILE = '"><img src=x onerror=alert(1)>'
+SAID = "\u202e" + "<i>" * 1000
 PAGE_BYTES_MAX = 150 * 1024
 AWAY = [Missing("nsqd", "10.0.0.7:4151", "slow", "no answer within 2 s")]
 
@@ -65,6 +72,17 @@ class PretendGather:
         return TopicView(
             at_s=1.7e9, name=name, is_found=True, total=topic_row(name, 1), channels=channels, missing=AWAY,
             nodes=[topic_row(name, 1)], lost_if_deleted="12,345 messages would be lost",
+        )  # fmt: skip
+
+    async def channel(self, topic: str, name: str) -> ChannelView:
+        return ChannelView(
+            at_s=1.7e9, topic=topic, name=name, is_found=True, total=ChannelRow(topic=topic, name=name), client_total=1,
+            clients=[
+                ClientRow(
+                    node="10.0.0.7:4151", address="10.0.0.8:1", client_id=SAID, hostname=SAID[1:], user_agent=SAID,
+                    attributes=[SAID],
+                )
+            ],
         )  # fmt: skip
 
     async def seen_of(self, topic: str, channel: str = "") -> str:
@@ -189,6 +207,29 @@ def test_strangers_write_no_markup(client: Client):
     for path in ("/topics", f"/topics/{quote(HOSTILE)}", f"/topics?text={quote(HOSTILE)}"):
         text = client.get(path).text
         assert "<img src=x" not in text and "10.0.0.7:4151" in text
+
+
+def test_what_a_client_says_of_itself_is_short_and_seen(client: Client):
+    """NSQ's nsqd hands on whatever it was told."""
+    names = ("client_id", "hostname", "user_agent", "topology_zone", "auth_identity")
+    row = msgspec.convert(dict.fromkeys(names, SAID), daemons.Client)
+    assert {len(getattr(row, name)) for name in names} == {256}
+    text = client.get("/topics/orders/billing").text
+    assert "&lt;i&gt;" in text and r"\u202e" in text and "<i>" not in text and "\u202e" not in text
+    shown = re.sub('title="[^"]*"', "", text)
+    assert max(map(len, re.findall("(?:&lt;i&gt;)+", shown))) <= 80 * len("&lt;i&gt;") // 3
+
+
+def test_headers_of_a_message_are_shown_up_to_a_bound():
+    headers: dict[str, Any] = {"n" * 500: "v" * 5000, "nested": {"deep": ["w" * 5000]}, "short": {"a": 1}}
+    headers.update((str(number), number) for number in range(100))
+    ext = json.dumps(headers)
+    message = msgspec.convert(
+        {"id": 1, "message_id": "0" * 16, "body": "b", "timestamp": 1, "attempts": 1, "ext": ext}, StoredMessage
+    )
+    shown = messages._row(message, "node", cast("Any", SimpleNamespace(sees_bodies=True))).headers
+    assert shown["n" * 255 + "…"] == "v" * 1023 + "…" and shown["short"] == {"a": 1}
+    assert len(shown["nested"]) == 1024 and shown["…"] == "39 more headers" and len(shown) == 65
 
 
 def test_pictures_of_graphite_are_linked(client: Client):

@@ -7,6 +7,12 @@ import pytest
 from flintmq.nsqadmin.pages import wording
 
 
+def test_what_a_stranger_wrote_is_short_and_seen() -> None:
+    assert wording.visible("\u202eevil\u202c \x1b[31m\0") == r"\u202eevil\u202c \u001b[31m\u0000"
+    assert wording.visible("שלום <b>é") == "שלום <b>é"
+    assert wording.visible("a" * 3000) == "a" * 79 + "…"
+
+
 @pytest.mark.parametrize(
     ("shown", "text"),
     [

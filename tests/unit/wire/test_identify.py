@@ -10,6 +10,14 @@ from flintmq.wire.identify import ServerFeatures, negotiate, parse_request
 SERVER = ServerFeatures(version="1.3.0")
 
 
+def test_of_what_a_client_says_of_itself_so_much_is_kept():
+    long = dict.fromkeys(("client_id", "hostname", "user_agent", "topology_region", "topology_zone"), "x" * 2_000_000)
+    found = parse_request(json.dumps(long).encode())
+    for name in long:
+        assert getattr(found, name) == "x" * 1023 + "…"
+    assert parse_request(json.dumps(dict.fromkeys(long, "x" * 1024)).encode()).client_id == "x" * 1024
+
+
 def identify(server=SERVER, **fields):
     return negotiate(parse_request(json.dumps(fields).encode()), server)
 

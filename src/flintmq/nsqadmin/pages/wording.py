@@ -7,9 +7,12 @@ line up and no line is broken between both. Names and bodies are never made safe
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeGuard
+
+from flintmq.names import shortened
 
 UNKNOWN = "–"
 NO_BREAK_SPACE = "\u00a0"
@@ -17,6 +20,7 @@ _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _LARGE = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _SPANS = ((86_400 * 365, "y"), (86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"), (1e-3, "ms"), (1e-6, "µs"))
 _EXACT_BELOW = 100_000
+_UNSEEN = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u061c\\u200b-\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ufeff]")
 
 
 def count(value: float | None) -> str:
@@ -153,8 +157,14 @@ def _instant(seconds: float | None) -> datetime | None:
         return None
 
 
+def visible(value: object, most: int = 80) -> str:
+    """A text that a stranger has written: cut, and characters escaped that are not seen or turn round what is."""
+    text = shortened(str(value), most)
+    return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 FILTERS = {
     "count": count, "compact": compact, "rate": rate, "size": size, "span": span, "percent": percent, "moment": moment,
     "exact_moment": exact_moment, "iso": iso, "plural": plural, "setting": setting, "alike": alike,
-    "in_words": in_words,
+    "in_words": in_words, "visible": visible,
 }  # fmt: skip
