@@ -207,8 +207,8 @@ def _received(text: str) -> ReceivedRequest:
         if name in _FIELDS and bytes(value) != b"null":
             fields[name] = msgspec.json.decode(value)
     for name in _SHOWN_TEXTS:
-        if isinstance(text := fields.get(name), str):
-            fields[name] = shortened(text, CLIENT_TEXT_SIZE_MAX)
+        if isinstance(said := fields.get(name), str):
+            fields[name] = shortened(said, CLIENT_TEXT_SIZE_MAX)
     return msgspec.convert(fields, ReceivedRequest)
 
 
