@@ -422,6 +422,14 @@ def test_nsq_stat_has_no_rate_between_two_sets_of_nsqd(shared: Daemons, topic: s
 # --- what is wrong on a command line
 
 
+_TLS_FILES = [
+    ("--http-client-tls-root-ca-file=/none",
+     "--http-client-tls-root-ca-file='/none' is not allowed; certificate authorities /none: No such file"),
+    ("--http-client-tls-cert=/none --http-client-tls-key=/none",
+     "--http-client-tls-cert='/none' is not allowed; certificate /none: No such file"),
+    ("--http-client-tls-cert=/none", "--http-client-tls-cert and --http-client-tls-key go together"),
+    ("--http-client-tls-key=/none", "--http-client-tls-cert and --http-client-tls-key go together"),
+]  # fmt: skip
 _TO_HTTP = "nsq_to_http --nsqd-tcp-address=a:1 --topic=t"
 
 
@@ -496,7 +504,9 @@ _TO_HTTP = "nsq_to_http --nsqd-tcp-address=a:1 --topic=t"
         (f"{_TO_HTTP} --post=http://a/ --sample=1.5", "--sample must be between 0.0 and 1.0"),
         (f"{_TO_HTTP} --post=http://a/ --mode=some", "one of: hostpool, round-robin, epsilon-greedy, multicast"),
         (f"{_TO_HTTP} --post=http://a/ --header=x", "it must be 'Name: value'"),
-        (f"{_TO_HTTP} --post=https://a/ --http-client-tls-root-ca-file=/none", "files cannot be used"),
+        *((f"{_TO_HTTP} --post=https://a/ {flags}", expected) for flags, expected in _TLS_FILES),
+        *((f"nsq_stat --topic=t --channel=c --nsqd-http-address=a:1 {flags}", expected)
+          for flags, expected in _TLS_FILES),
         ("to_nsq --topic=t", "--nsqd-tcp-address required"),
         ("to_nsq --nsqd-tcp-address=a:1", "--topic required"),
         ("to_nsq --nsqd-tcp-address=a:1 --topic=t --delimiter=ab", "--delimiter must be a single byte"),

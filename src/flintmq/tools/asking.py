@@ -25,7 +25,7 @@ from flintmq.errors import UNREADABLE_JSON, FlintError, OptionError, UsageError
 from flintmq.net.http_auth import TokenFile
 from flintmq.net.http_client import HttpClient
 from flintmq.net.http_exchange import Answer, NoAnswer, Request
-from flintmq.net.tls import client_context
+from flintmq.net.tls import TlsSetupError, client_context, load_certificate
 from flintmq.options import SECOND, Address, Duration, Options, Switch, Text, option
 
 log = logging.getLogger(__name__)
@@ -83,17 +83,37 @@ class SecuredAskingOptions(AskingOptions):
         Raises:
             FlintError: a file cannot be used.
         """
-        if bool(self.http_client_tls_cert) != bool(self.http_client_tls_key):
-            raise UsageError("--http-client-tls-cert and --http-client-tls-key go together")
-        context = client_context(
+        context = https_context(
             self.http_client_tls_root_ca_file,
-            cert=self.http_client_tls_cert,
-            key=self.http_client_tls_key,
+            self.http_client_tls_cert,
+            self.http_client_tls_key,
             is_verified=not self.http_client_tls_insecure_skip_verify,
         )
         token = TokenFile(self.http_client_token_file, Env()).now if self.http_client_token_file else None
         named = (self.http_client_tls_root_ca_file, self.http_client_tls_cert)
         return Asker(self, context, token, wants_tls=any(named) or self.http_client_tls_insecure_skip_verify)
+
+
+def https_context(root_ca_file: str, cert: str, key: str, *, is_verified: bool) -> ssl.SSLContext:
+    """Return whom to trust and what to show, of the flags ``--http-client-tls-...``.
+
+    Raises:
+        UsageError: a certificate without a key, or a key without a certificate.
+        OptionError: a file cannot be used; it names the flag.
+    """
+    if bool(cert) != bool(key):
+        raise UsageError("--http-client-tls-cert and --http-client-tls-key go together")
+    flag, path = "--http-client-tls-root-ca-file", root_ca_file
+    try:
+        context = client_context(root_ca_file, is_verified=is_verified)
+        if cert:
+            flag, path = "--http-client-tls-cert", cert
+            load_certificate(context, cert, key)
+    except TlsSetupError as error:
+        if error.what == f"key {key}":
+            flag, path = "--http-client-tls-key", key
+        raise OptionError(flag, path, str(error), "flag") from error
+    return context
 
 
 def check_address(flag: str, address: str) -> None:

@@ -39,6 +39,7 @@ from flintmq.options import (
     read_command,
     version_line,
 )
+from flintmq.tools.asking import https_context
 from flintmq.tools.client_opts import ClientOpts
 from flintmq.tools.consuming import (
     HOW,
@@ -187,18 +188,15 @@ class ToHttpOptions(ConsumingOptions):
         """Return whom to trust and what to show.
 
         Raises:
-            UsageError: a file cannot be used.
+            UsageError: a certificate without a key, or a key without a certificate.
+            OptionError: a file cannot be used.
         """
-        try:
-            context = ssl.create_default_context(cafile=self.http_client_tls_root_ca_file or None)
-            if self.http_client_tls_cert:
-                context.load_cert_chain(self.http_client_tls_cert, self.http_client_tls_key or None)
-        except OSError as error:  # of ssl as well
-            raise UsageError(f"--http-client-tls files cannot be used: {error}") from error
-        if self.http_client_tls_insecure_skip_verify:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        return context
+        return https_context(
+            self.http_client_tls_root_ca_file,
+            self.http_client_tls_cert,
+            self.http_client_tls_key,
+            is_verified=not self.http_client_tls_insecure_skip_verify,
+        )
 
 
 def run(arguments: Sequence[str]) -> int:
