@@ -145,6 +145,8 @@ def test_nodes_begin_anew_with_an_empty_store_when_they_are_told_to(tmp_path: Pa
         (aside,) = _aside(node)
         shutil.copytree(aside, tmp_path / "aside" / "topics" / f"t-{topic}" / "p-0000")
         alone = daemons.nsqd("--accept-lost-channels", data_path=tmp_path / "aside")
+        expected = "ERROR: channels.db: it is missing, and so is channels.list; it is made anew without channels"
+        assert expected in alone.log and not [*(tmp_path / "aside").glob("*.bad")], "nothing was there that is damaged"
         with _consumer(alone, topic) as connection:
             _received(connection, set(publisher.acknowledged))
 

@@ -202,12 +202,15 @@ class _Opening:
                 f"flintmq restore was interrupted here: {RESTORING_DIRECTORY}/ has what it had not completed; remove "
                 "the whole data directory, and restore again"
             )
-        if loaded is None and not has_database and self._has_logs():
-            self._refuse(f"{DATABASE_NAME} and {LIST_NAME} are both missing, and {TOPICS_DIRECTORY}/ has messages")
-        if has_database or loaded is None:
+        if has_database:
             contents = self._read(loaded)
-        else:
+        elif loaded is not None:
             contents = _Contents(reason="it is missing")
+        elif self._has_logs():
+            self._refuse(f"{DATABASE_NAME} and {LIST_NAME} are both missing, and {TOPICS_DIRECTORY}/ has messages")
+            contents = _Contents(reason=f"it is missing, and so is {LIST_NAME}")
+        else:
+            contents = self._read(loaded)
         self._check_identity(contents, loaded)
         self._look_for_older(contents, loaded)
         is_list_good = loaded is not None and self._is_list_good(contents, loaded)
@@ -504,11 +507,12 @@ class _Opening:
         rows[STATE.name] = [(1, SCHEMA_VERSION, identity, max(generation, 1), commits + 1)]
         had_database = DATABASE_NAME in self._files.list("")
         kept = f"; the damaged one is kept as {self._bad_name(DATABASE_NAME)}" if had_database else ""
+        source = f"of what is whole and of {LIST_NAME}" if had_database or loaded is not None else "without channels"
         self._write_rebuilt(rows)
         self._damages.append(
             Damage(
                 DATABASE_NAME,
-                f"{contents.text}; it is made anew of what is whole and of {LIST_NAME}{kept}",
+                f"{contents.text}; it is made anew {source}{kept}",
                 # how far logs were is not known either, so nothing missing at their ends would be noticed
                 is_more_possible=bool(contents.reason) or LOG.name in contents.bad,
             )
