@@ -242,6 +242,7 @@ def nsq_stat(arguments: Sequence[str] | None = None) -> int:
 
 def nsq_to_file(arguments: Sequence[str] | None = None) -> int:
     """Write the messages of topics to files; return the exit code."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # of a log rotator that comes while it starts: no file is open yet
     with _importing():
         from flintmq.tools.nsq_to_file import run
 

@@ -12,6 +12,8 @@ import random
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections import Counter
 from functools import partial
@@ -19,7 +21,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from tests.integration.daemons import PATIENCE_S, Daemons, Nsqd, Nsqlookupd, wait_until
+from tests.integration.daemons import PATIENCE_S, SOURCES, Daemons, Nsqd, Nsqlookupd, wait_until
 from tests.integration.mounts import mounted_tmpfs, needs_root
 from tests.integration.utilities import at, end, is_finished, lookup, run, started
 
@@ -160,6 +162,23 @@ def test_a_log_rotator_takes_the_file_away(shared_nsqd: Nsqd, topic: str, tmp_pa
         wait_finished(shared_nsqd, topic, 3)
         end(process)
     assert lines(tmp_path) == [b"2", b"0", b"1"] or lines(tmp_path) == [b"1", b"2", b"0"]
+
+
+def test_a_log_rotator_that_comes_while_it_starts_does_not_end_it():
+    """The signal comes when the program is imported, which takes most of a start."""
+    code = """
+import os, signal, sys
+class Signal:
+    def find_spec(self, name, *_):
+        if name == "flintmq.tools.nsq_to_file":
+            os.kill(os.getpid(), signal.SIGHUP)
+sys.meta_path.insert(0, Signal())
+import flintmq.cli
+sys.exit(flintmq.cli.nsq_to_file(["--version"]))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=PATIENCE_S)
+    assert done.returncode == 0 and done.stdout.startswith(b"nsq_to_file v"), done
 
 
 def test_topics_are_found_by_their_names_at_once(
