@@ -353,6 +353,8 @@ def test_what_somebody_else_has_deleted_since_the_page_is_gone(deployed: Deploym
     assert deployed.act("delete_topic", topic=topic, confirm=topic).status == 303
     answer = deployed.act(act, **form)
     assert answer.status == 404 and "Nothing was done: somebody else may have changed it" in answer.text
+    page = deployed.nsqadmin.request("GET", f"/confirm/{act}?{query}", None, HTML)
+    assert page.status == 404 and "is not there any more" in page.text and f'action="/act/{act}"' not in page.text
 
 
 def test_what_loses_messages_asks_for_the_name(deployed: Deployment):

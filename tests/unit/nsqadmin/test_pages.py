@@ -36,6 +36,7 @@ from flintmq.nsqadmin.views import (
     DoneView,
     HistoryView,
     Missing,
+    PeekRow,
     Percentile,
     TopicRow,
     TopicsQuery,
@@ -68,6 +69,8 @@ class PretendGather:
         )  # fmt: skip
 
     async def topic(self, name: str) -> TopicView:
+        if name == "gone":
+            return TopicView(at_s=1.7e9, name=name, is_found=False, total=TopicRow(name=name))
         channels = [ChannelRow(topic=name, name=HOSTILE)]
         return TopicView(
             at_s=1.7e9, name=name, is_found=True, total=topic_row(name, 1), channels=channels, missing=AWAY,
@@ -75,6 +78,9 @@ class PretendGather:
         )  # fmt: skip
 
     async def channel(self, topic: str, name: str) -> ChannelView:
+        if name == "gone":
+            total = ChannelRow(topic=topic, name=name)
+            return ChannelView(at_s=1.7e9, topic=topic, name=name, is_found=False, total=total)
         return ChannelView(
             at_s=1.7e9, topic=topic, name=name, is_found=True, total=ChannelRow(topic=topic, name=name), client_total=1,
             clients=[
@@ -247,6 +253,26 @@ def test_the_loss_is_named_before(client: Client):
     text = client.get("/confirm/delete_topic?topic=orders").text
     assert "12,345 messages would be lost" in text and 'name="csrf" value="the-token"' in text
     assert "The figures below are not complete" in text
+
+
+@pytest.mark.parametrize("act", ["empty_topic", "delete_topic", "tombstone", "empty_channel", "delete_channel"])
+def test_what_is_gone_has_no_form(client: Client, act: str):
+    of_channel = act.endswith("channel")
+    what = "Channel gone of topic t" if of_channel else "Topic gone"
+    with pytest.raises(Refused, match=f"{what} is not there any more") as caught:
+        client.get(f"/confirm/{act}?topic={'t&channel=gone' if of_channel else 'gone'}&node=10.0.0.7:4151")
+    assert caught.value.status == 404
+
+
+def test_messages_of_two_nodes_have_ids_of_their_own(client: Client):
+    rows = [PeekRow(node=node, message_id="0" * 16) for node in ("a:4151", "b:4151")]
+    template = "{% import 'macros.html' as ui with context %}{{ ui.messages(rows, False, 't') }}"
+    text = client._environment.from_string(template).render(rows=rows)
+    assert len({*re.findall(r'<article [^>]*id="([^"]+)"', text)}) == 2
+
+
+def test_what_no_name_can_be_is_looked_for_as_it_is(client: Client):
+    assert client.get("/search?q=a/b/c").headers["location"].endswith("/topics?text=a%2Fb%2Fc")
 
 
 def test_a_wrong_name_is_asked_for_again(client: Client):

@@ -23,7 +23,7 @@ from flintmq.nsqadmin.pages.assets import assets
 from flintmq.nsqadmin.pages.shown import SPAN_S, SPANS, asked, asked_choice, asked_number, show
 from flintmq.nsqadmin.pages.told import Told
 from flintmq.nsqadmin.pages.wording import in_words, plural
-from flintmq.nsqadmin.views import TOPIC_SORTS, DoneView, PartitionRow, PlanView, TopicsQuery
+from flintmq.nsqadmin.views import TOPIC_SORTS, ChannelView, DoneView, PartitionRow, PlanView, TopicsQuery, TopicView
 
 _PAGE_MAX = 1_000_000
 _STATES = (
@@ -41,6 +41,16 @@ _SEEN = ("empty_topic", "delete_topic", "empty_channel", "delete_channel", "set_
 _SEEN_SIZE_MAX = 1000
 _PLANNED = ("drain_member", "remove_member", "elect", "move_partition", "change_topic", "expand_topic")
 """Orders to a cluster, which says what they come to before they are given."""
+
+
+class _Gone(Refused):
+    """The topic or channel that the act is about is not there."""
+
+
+def _check_found(view: TopicView | ChannelView, what: str) -> None:
+    """Raise _Gone unless it is there, or somebody who may have it does not answer."""
+    if not view.is_found and not view.missing:
+        raise _Gone(404, f"{what} is not there any more: there is nothing to do")
 
 
 class Pages:
@@ -183,6 +193,8 @@ class Pages:
         """One word that may be anything: an id leads to the form for messages, else to what has such a name."""
         text = asked(request, "q").strip()
         topic, _, channel = text.partition("/")
+        if "/" in channel:  # nothing has such a name, and the page of topics says so of all of it
+            return self._to("/topics", text=text[:64])
         if len(text) in _ID_SIZES and set(text) <= _HEX:
             return self._to("/messages", by="id", value=text)
         view = await self._gather.topics(TopicsQuery(text=topic[:64], page_size=2))
@@ -239,6 +251,8 @@ class Pages:
                 stake, missing = await self._stake(request, act, fields)
             if act.name in _SEEN:
                 seen = await self._gather.seen_of(fields["topic"], fields.get("channel", ""))
+        except _Gone:
+            raise
         except Refused as refused:
             failed, status = failed or in_words(refused.text), 400
             if is_planned:
@@ -266,19 +280,27 @@ class Pages:
         return {"source": row.replicas, "target": [node for node in live if node not in row.replicas]}, row
 
     async def _stake(self, request: Request, act: Act, fields: Form) -> tuple[str, list[Any]]:
-        """The loss, as a sentence, and who did not answer when it was counted."""
+        """The loss, as a sentence, and who did not answer when it was counted.
+
+        Raises:
+            _Gone: there is nothing any more that could be lost.
+        """
         if act.name in ("empty_topic", "delete_topic"):
             topic = await self._gather.topic(fields["topic"])
+            _check_found(topic, f"Topic {topic.name}")
             return (topic.lost_if_deleted if act.name == "delete_topic" else topic.lost_if_emptied), topic.missing
         if act.name in ("empty_channel", "delete_channel"):
             channel = await self._gather.channel(fields["topic"], fields["channel"])
+            _check_found(channel, f"Channel {channel.name} of topic {channel.topic}")
             is_deleted = act.name == "delete_channel"
             return (channel.lost_if_deleted if is_deleted else channel.lost_if_emptied), channel.missing
         if act.name == "set_channel":
             channel = await self._gather.channel(fields["topic"], fields["channel"])
+            _check_found(channel, f"Channel {channel.name} of topic {channel.topic}")
             return f"of {channel.lost_if_emptied}, those before that place would be lost", channel.missing
         if act.name == "tombstone":
             topic = await self._gather.topic(fields["topic"])
+            _check_found(topic, f"Topic {topic.name}")
             losses = [
                 f"{plural(row.waiting, 'message')} and {plural(row.channel_count, 'channel')} would be lost there."
                 for row in topic.nodes
