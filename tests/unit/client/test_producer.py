@@ -172,7 +172,7 @@ def test_a_killed_nsqd_that_comes_back(client):
             task = asyncio.create_task(producer.pub("t", b"2"))
             await asyncio.sleep(3)
             assert not task.done()
-            assert producer.stats().connections == 0
+            assert producer.stats().connections == 0 and producer.connections == ()
             world.start("a")
             began = world.now
             await task
@@ -404,6 +404,7 @@ def test_a_known_topic_goes_where_it_is_and_a_new_one_anywhere(client):
         async with discovering(world, listed) as producer:
             await producer.pub("new", b"first")
             await until(lambda: producer.stats().connections == 2)
+            assert sorted(producer.connections) == ["a:4150", "b:4150"]
             for _ in range(4):
                 await producer.pub("old", b"old")
                 await producer.pub("new", b"new")
