@@ -20,7 +20,7 @@ CONSUMER = {
     "batches", "channel", "close", "connections", "describe", "is_paused", "is_starved", "max_in_flight", "partitions",
     "pause", "run", "start", "stats", "stop", "topic", "trace", "unpause",
 }  # fmt: skip
-PRODUCER = {"close", "describe", "dpub", "mpub", "pub", "start", "stats", "trace", "traced"}
+PRODUCER = {"close", "connections", "describe", "dpub", "mpub", "pub", "start", "stats", "trace", "traced"}
 MESSAGE = {
     "attempts", "body", "finish", "headers", "id", "internal_id", "is_answered", "is_lost", "nsqd", "offset",
     "partition", "raw_size", "requeue", "tag", "time_left", "timestamp_ns", "touch", "trace_id", "value",
