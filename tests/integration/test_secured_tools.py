@@ -335,7 +335,8 @@ def test_nsq_stat_shows_certificate_and_token(place: Place, shared: Daemons, top
         *what,
         f"--http-client-tls-root-ca-file={tmp_path / 'ca.pem'}",
     )
-    assert done.returncode == 1 and b"ca.pem" in done.stderr and done.stderr.count(b"\n") == 1, done.stderr
+    assert done.returncode == 2 and done.stderr.count(b"\n") == 1, done.stderr
+    assert b"--http-client-tls-root-ca-file='" in done.stderr and b"ca.pem" in done.stderr, done.stderr
     guarded = Path(token).with_name("tokens.json")
     nsqlookupd = shared.nsqlookupd(f"--http-auth-tokens-file={guarded}")
     nsqlookupd_at = "--lookupd-http-address={}:{}".format(*nsqlookupd.http)
