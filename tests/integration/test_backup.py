@@ -421,6 +421,13 @@ def test_a_restored_copy_of_a_cluster_stands_for_nothing_that_the_cluster_has(
     joined.stop()
 
     # and where nobody has it any more, the cluster takes it
+    bodies = {b"plain %d" % number for number in range(10)}
+    for body in bodies:
+        leader.publish("plain", body)
+    for number in range(partition_num := cluster.status("plain")["topics"][0]["partition_num"]):
+        cluster.wait_in_sync("plain", 2, number)
+    assert partition_num > 1, "one for each node"
+    _done("backup", tmp_path / "backup", f"--data-path={follower.data_path}")
     nsqlookupd = daemons.nsqlookupd("--cluster-store=own", f"--store-path={daemons.new_directory('store')}")
     data_path = tmp_path / "again"
     _done("restore", tmp_path / "backup", f"--data-path={data_path}")
@@ -431,4 +438,16 @@ def test_a_restored_copy_of_a_cluster_stands_for_nothing_that_the_cluster_has(
     )  # fmt: skip
     wait_until(lambda: "topic orders of this node is the cluster's now" in alone.log, lambda: alone.log)
     wait_until(lambda: alone.request("GET", "/stats?format=json&topic=orders").json["topics"])
-    assert consume(alone, "orders", "c", 3) == {b"0", b"1", b"2"}
+    assert consume(alone, "orders", "c", 5) == {b"0", b"1", b"2", b"3", b"the fourth"}
+    # a plain one when that is asked for, with all partitions that were restored
+    assert alone.stats("plain")["replicated"] is False
+    lookupd = f"--lookupd-http-address=127.0.0.1:{nsqlookupd.http[1]}"
+    for _ in range(2):
+        replicated = flintmq("topic", "replicate", "plain", lookupd, "--wait")
+        assert replicated.returncode == 0, (replicated.stderr, alone.log)
+    (row,) = nsqlookupd.get("/cluster/status?topic=plain")["topics"]
+    assert row["partition_num"] == len([each for each in row["partitions"] if each["is_ready"]]) == partition_num
+    assert [each["tcp_port"] for each in nsqlookupd.get("/lookup?topic=plain")["producers"]] == [alone.tcp[1]]
+    alone.post("/channel/create?topic=plain&channel=c")
+    alone.publish("plain", b"new")
+    assert consume(alone, "plain", "c", 11) == bodies | {b"new"}

@@ -163,8 +163,40 @@ def test_ipv6_hosts_are_in_brackets(master: Master, capsys: pytest.CaptureFixtur
     assert cli.main(["cluster", "status"]) == 0
     assert "nsqlookupd: [2001:db8::1]:4161; master: [2001:db8::1]:4161\n" in capsys.readouterr().out
     master.answer = Found([], [ListedNode(broadcast_address="::1", tcp_port=4150, http_port=4151)])
+    assert cli.main(["topic", "replicate", "u"]) == 0
+    assert master.asked[-1] == ("http://[::1]:4151", "POST /topic/replicate?topic=u")
+
+
+def test_a_topic_that_several_have_is_given_by_the_one_that_is_named(
+    master: Master, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = ListedNode(broadcast_address="a", tcp_port=4150, http_port=4151)
+    master.answer = Found([], [row, msgspec.structs.replace(row, broadcast_address="b")])
+    assert cli.main(["topic", "replicate", "u"]) != 0
+    assert "a:4151, b:4151 has it: --node=HOST:PORT says which one" in capsys.readouterr().err
+    assert cli.main(["topic", "replicate", "u", "--node=b:4150"]) == 0
+    assert master.asked[-1] == ("http://b:4151", "POST /topic/replicate?topic=u")
+    assert cli.main(["topic", "replicate", "u", "--node=x:4150"]) != 0
+
+
+def test_who_has_one_alone_that_the_cluster_has_as_well_is_asked_for_it(
+    master: Master, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doubles = {"http://b:4151": ["t"]}
+
+    def ask(admin: Any, question: Any) -> Any:
+        if question.target.startswith("/stats"):
+            return {"topics": [], "cluster": {"double_topics": doubles.get(admin.address, [])}}
+        return master.ask(admin, question)
+
+    monkeypatch.setattr(LookupdAdmin.__base__, "ask", ask)
+    master.dead = {"http://c:4151"}
     assert cli.main(["topic", "replicate", "t"]) == 0
-    assert master.asked[-1] == ("http://[::1]:4151", "POST /topic/replicate?topic=t")
+    assert master.asked[-1] == ("http://b:4151", "POST /topic/replicate?topic=t")
+    doubles.clear()
+    master.answer = Found([], [])
+    assert cli.main(["topic", "replicate", "t"]) != 0
+    assert "no nsqd has it" in capsys.readouterr().err
 
 
 def test_the_next_nsqlookupd_is_asked_when_one_does_not_answer(

@@ -575,11 +575,7 @@ def _topic_replicate(command: Command) -> int:
     def is_known() -> str:
         return "" if _topic(command.status(given.topic), given.topic) else f"topic {given.topic} is not known yet"
 
-    owners = command.admin.lookup(given.topic).producers
-    if len(owners) != 1:
-        has = ", ".join(owner.address for owner in owners) or "no nsqd"
-        raise UsageError(f"one nsqd has to have topic {given.topic} alone, and {has} has it")
-    command.nsqd(format_address(owners[0].broadcast_address, owners[0].http_port)).replicate_topic(given.topic)
+    command.nsqd(_owner(command, given.topic, given.node)).replicate_topic(given.topic)
     answer = None
     if given.replicas:
         command.until(f"topic {given.topic} is known", is_known, given.deadline.total_seconds())
@@ -587,6 +583,47 @@ def _topic_replicate(command: Command) -> int:
     command.wait(f"topic {given.topic} is whole", lambda: command.topic_missing(given.topic))
     command.done(answer, f"topic {given.topic} is one of the cluster")
     return 0
+
+
+def _owner(command: Command, topic: str, name: str) -> str:
+    """Return the HTTP address of the nsqd that is to give a topic to the cluster.
+
+    Args:
+        name: id or address of one; empty: the one that has it alone is looked for.
+
+    Raises:
+        NoNode: there is none of that name.
+        UsageError: none has it, or several do.
+    """
+    status = command.status("")
+    if name:
+        node = status.find_node(name)
+        if node is None or node.is_away:
+            raise NoNode(name)
+        return format_address(node.host, node.http_port)
+    owners, silent = [], []
+    is_known = _topic(command.status(topic), topic) is not None
+    for node in status.nodes if is_known else ():  # lookups name its leaders, and not who has one of that name alone
+        address = format_address(node.host, node.http_port)
+        try:
+            cluster = command.nsqd(address).stats(topic=topic).get("cluster")
+        except FlintError:
+            silent.append(address)
+            continue
+        if isinstance(cluster, dict) and topic in (cluster.get("double_topics") or ()):
+            owners.append(address)
+    if not owners:
+        found = command.admin.lookup(topic).producers
+        # of one that is the cluster's already any leader says that it is done
+        owners = [format_address(each.broadcast_address, each.http_port) for each in found][: 1 if is_known else None]
+    if len(owners) != 1:
+        has = ", ".join(owners) or "no nsqd"
+        unknown = f"; {', '.join(silent)} did not answer" if silent else ""
+        advice = ": --node=HOST:PORT says which one is to give it, docs/cluster.md what becomes of the others"
+        raise UsageError(
+            f"one nsqd has to have topic {topic} alone, and {has} has it{unknown}{advice if owners else ''}"
+        )
+    return owners[0]
 
 
 def _topic_elect(command: Command) -> int:
@@ -959,6 +996,9 @@ def _move_arguments(parser: argparse.ArgumentParser) -> None:
 def _replicate_arguments(parser: argparse.ArgumentParser) -> None:
     _topic_argument(parser)
     parser.add_argument("--replicas", type=_copies, metavar="N", help="copies of each partition; default: 1")
+    parser.add_argument(
+        "--node", default="", help="id or address of the nsqd that has it, where several have such a one"
+    )
 
 
 def _elect_arguments(parser: argparse.ArgumentParser) -> None:

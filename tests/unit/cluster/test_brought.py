@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -16,6 +16,7 @@ from tests.unit.cluster.models import KEYS, Master, World, node, state
 from flintmq.cluster import orders
 from flintmq.cluster.controller import Refused, why_no_leader
 from flintmq.cluster.state import TopicRecord, decode, encode
+from flintmq.cluster.store import OPERATIONS_MAX, OutcomeUnknown
 from flintmq.cluster.view import View
 from flintmq.nsqd.cluster.bringing import Bringing, NotBrought
 from flintmq.storage import PartitionLog
@@ -137,14 +138,25 @@ def test_a_record_of_another_release_reads_as_it_was_meant():
 # -- the nodes that have them ------------------------------------------------------------------------------------------
 
 
-def _bring(master: Master, name: str, meta: TopicMeta, *numbers: int) -> list[int]:
-    """A node brings what it has alone of topic t; return the number that the cluster has given it, if it is taken."""
-    world, view, taken = master.world, View(KEYS), []
+def _bring(master: Master, name: str, meta: TopicMeta, *numbers: int, answers: Sequence[bool] = ()) -> list[int]:
+    """A node brings what it has alone of topic t; return the number that the cluster has given it, if it is taken.
+
+    Args:
+        answers: whether each of the first requests takes place, of which the answers are lost.
+    """
+    world, view, taken, lost = master.world, View(KEYS), [], iter(answers)
     view.feed(world.store.range(KEYS.all))
 
     async def txn(request: Any) -> Any:
+        for lists in (request.conditions, request.then, request.otherwise):
+            assert len(lists) <= OPERATIONS_MAX
+        is_done = next(lost, None)
+        if is_done is False:
+            raise OutcomeUnknown("no answer")
         result = world.store.apply(request)
         view.feed(world.store.events(KEYS.all, view.revision, world.store.revision))
+        if is_done:
+            raise OutcomeUnknown("no answer")
         return result
 
     async def held() -> None: ...
@@ -157,8 +169,10 @@ def _bring(master: Master, name: str, meta: TopicMeta, *numbers: int) -> list[in
     store: Any = SimpleNamespace(txn=txn)
     topics: Any = {"t": SimpleNamespace(name="t", meta=meta, partitions=partitions)}
     bringing = Bringing(KEYS, view, store, random.Random(1), topics, lambda: node(name), held, take_in)
-    asyncio.run(bringing.bring("t"))
-    master.settle()
+    try:
+        asyncio.run(bringing.bring("t"))
+    finally:
+        master.settle()
     return taken
 
 
@@ -182,6 +196,73 @@ def test_the_first_to_bring_one_says_how_many_come(meta, count):
     assert (record.partition_num, record.brought_num, record.brought_below) == (count, count, count)
     _expanded(master, count + 1)
     assert _numbers(master) == list(range(count + 1))
+
+
+@pytest.mark.parametrize(("numbers", "count"), [((0, 1), 2), ((1,), 2), ((0, 2), 3)])
+def test_a_plain_topic_that_a_cluster_had_brings_all_partitions_that_were_restored(numbers, count):
+    master = _alone()
+    assert _bring(master, "a", PLAIN, *numbers)
+    record = master.view.topics["t"]
+    assert (record.partition_num, record.brought_below, record.meta) == (count, count, PLAIN)
+    assert _numbers(master) == list(numbers)
+    assert {master.world.state("t", number).leader for number in numbers} == {"a"}  # type: ignore[union-attr]
+
+
+def test_nodes_that_have_parts_of_a_plain_topic_bring_them_one_behind_the_other():
+    master = _alone()
+    (number,) = _bring(master, "a", PLAIN, 0)
+    assert _bring(master, "b", PLAIN, 2, 3) == [number]
+    assert _bring(master, "c", PLAIN, 1) == [number]
+    record = master.view.topics["t"]
+    assert (record.partition_num, record.brought_below) == (4, 4)
+    assert "".join(master.world.state("t", each).leader for each in range(4)) == "acbb"  # type: ignore[union-attr]
+
+
+def test_one_that_another_node_has_brought_already_changes_nothing():
+    master = _alone()
+    _bring(master, "a", PLAIN, 0, 1)
+    before = master.world.store.revision
+    with pytest.raises(NotBrought, match="node a has brought partition 1 with log 2, and node b has log 2"):
+        _bring(master, "b", PLAIN, 1, 2)
+    _expanded(master, 3)
+    assert master.world.store.revision > before
+    record = master.view.topics["t"]
+    with pytest.raises(NotBrought, match="partition 3 of it is one that the cluster makes"):
+        _bring(master, "c", PLAIN, 3)
+    assert master.view.topics["t"] == record and _numbers(master) == [0, 1, 2]
+
+
+def test_what_is_refused_leaves_no_topic_behind():
+    master = _alone()
+    master.world.put(KEYS.topic("u"), TopicRecord(8, PLAIN, 1, is_brought=True, brought_num=1))
+    master.world.partition("u", 0, state("c", "c", log_id=2, topic_number=8))
+    master.follow()
+    with pytest.raises(NotBrought, match="node c has log 2 as u/0, and node a as t/1: was its data directory copied"):
+        _bring(master, "a", PLAIN, 0, 1)
+    assert "t" not in master.view.topics and _numbers(master) == [0]
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_a_record_is_there_with_its_partitions_or_not_at_all(is_done):
+    master = _alone()
+    answers = [is_done, *[False] * 3]
+    with pytest.raises(NotBrought, match="ask again"):
+        _bring(master, "a", PLAIN, 0, 1, answers=answers)
+    assert ("t" in master.view.topics) is is_done and len(_numbers(master)) == 2 * is_done
+    assert _bring(master, "a", PLAIN, 0, 1), "asked again it goes on"
+    assert _numbers(master) == [0, 1]
+
+
+def test_a_request_of_which_the_answer_is_lost_is_sent_again():
+    master = _alone()
+    assert _bring(master, "a", PLAIN, 0, 1, answers=[True, False])
+    assert _numbers(master) == [0, 1]
+
+
+def test_many_partitions_come_in_several_transactions():
+    master = _alone()
+    assert _bring(master, "a", TopicMeta(partition_num=300), *range(300))
+    assert _numbers(master) == list(range(300))
 
 
 @pytest.mark.parametrize("meta", [PLAIN, TopicMeta(partition_num=1)])

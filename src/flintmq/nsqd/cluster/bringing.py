@@ -2,11 +2,13 @@
 
 ::
 
-    a topic here alone --> its record, if there is none --> a state for each partition: its next epoch, led here
-                                                        --> replicas of the same logs here --> led as any other
+    a topic here alone --> its record, if there is none, and a state for each partition: its next epoch, led here
+                       --> replicas of the same logs here --> led as any other
 
 Rules of this file:
 
+- The store gets a record together with states, after everything was checked: a record by itself would be a topic that
+  nobody leads, and would hide this node's from lookups.
 - First the store knows of it, then the data directory: a node that dies on the way goes on at its next start, by the
   ids of its logs.
 - What another node has brought already is refused, and both are named; it stays this node's alone, as it was.
@@ -24,11 +26,24 @@ from collections.abc import Awaitable, Callable, Mapping
 import msgspec
 
 from flintmq.addresses import format_address
+from flintmq.broker.partition import Partition
 from flintmq.broker.replica import found_history
 from flintmq.broker.topic import Topic
 from flintmq.cluster.keys import Keys
 from flintmq.cluster.state import NodeRecord, PartitionState, TopicRecord, encode
-from flintmq.cluster.store import Compare, Fate, Store, StoreError, swap
+from flintmq.cluster.store import (
+    OPERATIONS_MAX,
+    SWAP_TRIES,
+    Compare,
+    Fate,
+    KeyValue,
+    OutcomeUnknown,
+    Put,
+    Store,
+    StoreError,
+    Txn,
+    swap,
+)
 from flintmq.cluster.view import View
 from flintmq.errors import FlintError
 from flintmq.storage import PartitionLog
@@ -112,7 +127,6 @@ class Bringing:
                 if topic is None:
                     raise NotBrought(name, "it is not here")
                 record = await self._record(topic)
-                self._check(topic, record)
                 await self._make_states(topic, record)
                 await self._take_in(topic, record.number)
         except TimeoutError:
@@ -122,17 +136,55 @@ class Bringing:
         log.info("CLUSTER: topic %s of this node is the cluster's now, with one copy", name)
 
     async def _record(self, topic: Topic) -> TopicRecord:
-        """Return the record of a topic that nodes bring; make it when there is none."""
-        key, meta = self._keys.topic(topic.name), msgspec.structs.replace(topic.meta, replica=1)
-        while (record := self._view.topics.get(topic.name)) is None:
-            if key in self._view.unreadable:
-                raise NotBrought(topic.name, str(self._view.unreadable[key]))
-            number = self._random.getrandbits(_ID_BITS) + 1
-            count = meta.partition_num or 1
-            made = TopicRecord(number, meta, count, is_brought=True, brought_num=count)
-            swapped = await swap(self._store, key, None, encode(made))
-            await self._seen(swapped.revision)
-        return record
+        """Return the record of a topic that nodes bring, when it has room for what this one has.
+
+        Where there is none it is made, and where a plain one has fewer partitions than this node brings it grows: with
+        the states of this node's partitions, as many as the store takes at once.
+        """
+        view, key = self._view, self._keys.topic(topic.name)
+        while True:
+            record, pair = view.topics.get(topic.name), view.pairs.get(key)
+            if key in view.unreadable:
+                raise NotBrought(topic.name, str(view.unreadable[key]))
+            wanted = self._made(topic) if record is None else _grown(record, topic)
+            self._check(topic, wanted)
+            if wanted == record:
+                return wanted
+            await self._write(topic, pair, wanted)
+
+    def _made(self, topic: Topic) -> TopicRecord:
+        number = self._random.getrandbits(_ID_BITS) + 1
+        meta = msgspec.structs.replace(topic.meta, replica=1)
+        count = meta.partition_num or _count_of(topic)
+        return TopicRecord(number, meta, count, is_brought=True, brought_num=count)
+
+    async def _write(self, topic: Topic, before: KeyValue | None, record: TopicRecord) -> None:
+        """Write a record and states if nobody was faster; return when the view has what there is then.
+
+        Raises:
+            OutcomeUnknown: no try was answered. If it took place, the states say that this node brings it.
+        """
+        key = self._keys.topic(topic.name)
+        states = {
+            self._keys.partition(topic.name, number): encode(self._state(partition, record))
+            for number, partition in topic.partitions.items()
+            if (topic.name, number) not in self._view.partitions
+        }
+        some = list(states.items())[: OPERATIONS_MAX - 1]
+        conditions = (
+            Compare(key, 0 if before is None else before.mod_revision),
+            *(Compare(each, 0) for each, _ in some),
+        )
+        changes = (Put(key, encode(record)), *(Put(each, value) for each, value in some))
+        for left in reversed(range(SWAP_TRIES)):
+            try:
+                result = await self._store.txn(Txn(conditions, changes))
+            except OutcomeUnknown:
+                if not left:
+                    raise
+                continue
+            await self._seen(result.revision)
+            return
 
     async def _seen(self, revision: int) -> None:
         while self._view.revision < revision:  # noqa: ASYNC110 - the view has no event for everybody
@@ -181,23 +233,44 @@ class Bringing:
                 what = f"node {holders} has log {log_id} as {other}/{at}, and node {me} as {topic.name}/{number}"
                 raise NotBrought(topic.name, f"{what}: was its data directory copied? delete it on one of them")
 
-    async def _make_states(self, topic: Topic, record: TopicRecord) -> None:
+    def _state(self, partition: Partition, record: TopicRecord) -> PartitionState:
+        """Return the state of a partition that this node brings."""
+        assert isinstance(partition.log, PartitionLog)
         me = self._me()
+        history = found_history(partition.log, [], 0)  # it may have been a cluster's before, as a restored one was
+        epoch = history[-1][0] + 1 if history else 1
+        return PartitionState(
+            record.number, partition.log.log_id, epoch, me.node, me.incarnation, (me.member,), (me.node,)
+        )
+
+    async def _make_states(self, topic: Topic, record: TopicRecord) -> None:
+        """Write those that did not come with the record: it is another node's, or there are many."""
         for number, partition in topic.partitions.items():
-            assert isinstance(partition.log, PartitionLog)
             if (topic.name, number) in self._view.partitions:
-                continue  # made by this node before it died
+                continue
             pair = self._view.pairs[self._keys.topic(topic.name)]
-            history = found_history(partition.log, [], 0)  # it may have been a cluster's before, as a restored one was
-            epoch = history[-1][0] + 1 if history else 1
-            state = PartitionState(
-                record.number, partition.log.log_id, epoch, me.node, me.incarnation, (me.member,), (me.node,)
-            )
             key = self._keys.partition(topic.name, number)
             guard = Compare(pair.key, pair.mod_revision)
-            swapped = await swap(self._store, key, None, encode(state), guards=(guard,))
+            swapped = await swap(self._store, key, None, encode(self._state(partition, record)), guards=(guard,))
             if swapped.fate is not Fate.APPLIED:
                 await self._seen(swapped.revision)
                 self._check(topic, record)
                 raise NotBrought(topic.name, "somebody else changed it meanwhile; ask again")
             await self._seen(swapped.revision)
+
+
+def _count_of(topic: Topic) -> int:
+    """Return how many partitions a plain topic has as far as this node knows: one restored may have some of them."""
+    return max(topic.partitions, default=0) + 1
+
+
+def _grown(record: TopicRecord, topic: Topic) -> TopicRecord:
+    """Return the record of a plain topic with room for what this node brings: who brought it first did not know of it.
+
+    Where the cluster has made partitions itself none of those behind them is one to come.
+    """
+    count = _count_of(topic)
+    is_plain = record.is_brought and not record.meta.is_partitioned
+    if not is_plain or record.brought_below != record.partition_num or count <= record.partition_num:
+        return record
+    return msgspec.structs.replace(record, partition_num=count, brought_num=count)

@@ -167,8 +167,8 @@ class Serving:
         if record is None or record.is_deleting:
             return False
         states = self._view.of_topic.get(topic, {})
-        if len(states) < record.partition_num:
-            return False
+        if any(number not in states for number in range(record.brought_below, record.partition_num)):
+            return False  # those before them are not made: they may never come
         mine = self._mine(topic)
         if mine:
             return all(self._is_ready(topic, number) for number in mine)
