@@ -201,6 +201,43 @@ def test_what_a_full_disk_left_of_a_copy_is_no_topic_of_the_node_alone(cluster: 
         wait_until(lambda: node.unfinished(topic, "ch") == 0, "what was finished is finished")
 
 
+def test_a_drain_goes_on_elsewhere_where_the_node_that_takes_a_copy_finds_no_room(cluster: Cluster) -> None:
+    cluster.create(topic := next(_topics), 1, 1)
+    leader = cluster.leader(topic)
+    taker, spare = (each for each in cluster.nodes if each is not leader)
+    ids = {row["tcp_port"]: row["node"] for row in cluster.status()["nodes"]}
+
+    def drain(node: Nsqd, more: str = "") -> None:
+        path = f"/cluster/node/drain?node={ids[node.tcp[1]]}{more}"
+        assert cluster.nsqlookupd.request("POST", path).status == 200
+
+    def reason() -> str:
+        (row,) = (each for each in cluster.status()["drains"] if each["node"] == ids[leader.tcp[1]])
+        return str(row["reason"])
+
+    others = [row["topic"] for row in cluster.status()["topics"] if row["topic"] != topic]
+    for name in others:  # which are on all nodes, and would have the spare one wait
+        assert cluster.nsqlookupd.request("POST", f"/topic/delete?topic={name}").status == 200
+    wait_until(lambda: [row["topic"] for row in cluster.status()["topics"]] == [topic])
+    publisher = Publisher(cluster, topic)
+    publisher.publish(*(b"%d" % number for number in range(20)))
+    publisher.close()
+    _strike(taker, "FULL")
+    drain(spare)
+    try:
+        drain(leader)
+        why = f"node {ids[taker.tcp[1]]} is to have a copy and has no room on its disk"
+        wait_until(lambda: reason().startswith(why), lambda: f"{cluster.status()} {taker.log}")
+        drain(spare, "&undo=true")
+        assert cluster.leader(topic, but=leader) is spare
+        wait_until(lambda: cluster.partition(topic)["replicas"] == [ids[spare.tcp[1]]], lambda: str(cluster.status()))
+        with _consumer(spare, topic) as connection:
+            _received(connection, {b"%d" % number for number in range(20)})
+    finally:
+        for row in cluster.status()["drains"]:
+            cluster.nsqlookupd.request("POST", f"/cluster/node/drain?node={row['node']}&undo=true")
+
+
 def _pub(node: Nsqd, topic: str, body: bytes) -> bytes:
     with node.connect() as connection:
         connection.send(b"PUB %s 0\n%s" % (topic.encode(), sized(body)))

@@ -261,6 +261,9 @@ NOWHERE = "it is drained, and copies stay (1 are left): no node can take t/0: al
         ({"topics": [GOING], "away": [msgspec.structs.replace(SPARE, is_away=True)]},
          "it is drained, and copies stay (1 are left): node d (d:4150) is to have t/0 and is away: start it, or have "
          "another one take its place with flintmq node remove d"),
+        ({"topics": [GOING], "nodes": [*NODES, msgspec.structs.replace(SPARE, is_full=True)]},
+         "it is drained, and copies stay (1 are left): node d (d:4150) is to have t/0 and has no room on its disk: "
+         "free space there, or have other nodes take them with flintmq node drain d"),
         ({"drains": [Drain("c", left=1, reason="x")], "settings": {"is_upgrading": True}}, ""),
         ({"topics": [msgspec.structs.replace(TOPIC, replicator=2)]}, ""),  # the copy just goes
         ({"topics": [msgspec.structs.replace(TOPIC, is_deleting=True)]}, ""),

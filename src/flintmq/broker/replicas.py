@@ -303,7 +303,9 @@ class Replicas(Mapping[Key, Replica]):
         self.new_count -= 1
         self._forget(replica)
         self._delete_rows(replica)
-        done(StorageError(f"{where}: a replica cannot be created: {error}"))
+        refusal = StorageError(f"{where}: a replica cannot be created: {error}")
+        refusal.__cause__ = error
+        done(refusal)
 
     @property
     def has_creations(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 from tests.unit.cluster.models import KEYS, Master, World, member, node, state
@@ -11,7 +13,16 @@ from flintmq.cluster.controller import LOOKS_MAX, Defaults, Refused, why_no_lead
 from flintmq.cluster.moving import COPIES_AT_ONCE_MAX, UPGRADING
 from flintmq.cluster.orders import alter
 from flintmq.cluster.power import told
-from flintmq.cluster.state import DiskRecord, Ending, LookupdRecord, PartitionState, TopicRecord, WantedTopic, encode
+from flintmq.cluster.state import (
+    DiskRecord,
+    Ending,
+    LookupdRecord,
+    PartitionState,
+    TopicRecord,
+    WantedTopic,
+    encode,
+    joined,
+)
 from flintmq.cluster.store import Compare
 from flintmq.cluster.view import Fate
 from flintmq.topic_meta import PLAIN, TopicMeta
@@ -865,6 +876,72 @@ def test_copies_that_wait_for_a_node_that_is_away_hold_up_no_others_and_say_so()
     _done(world, master, orders.drain(master.controller, "d", is_removal=True))
     left = [each for each in world.states().values() if "d" in each.replicas]
     assert len(left) == 1, "e takes its place, and gets one already"
+
+
+def test_copies_for_which_a_disk_has_no_room_any_more_go_to_another_node():
+    world = World()
+    world.nodes("abcd")
+    world.topic("t", COPIES_AT_ONCE_MAX, replica=3)
+    for number in range(COPIES_AT_ONCE_MAX):
+        world.partition("t", number, state("a", "abc"))
+    master = Master(world)
+    _done(world, master, orders.drain(master.controller, "b"))
+    numbers = range(COPIES_AT_ONCE_MAX)
+    assert all("d" in replicas(world, number) for number in numbers)
+    world.node(node("d", is_full=True))
+    assert master.settle() == [], "nobody else can take them"
+    stuck = master.controller.moving.stuck
+    assert len(stuck) == COPIES_AT_ONCE_MAX
+    assert all(
+        re.match("node d is to have a copy and has no room on its disk, and no other .*: free space", why)
+        for why in stuck.values()
+    )
+    world.node(node("e", is_full=True))
+    assert master.settle() == [] and stuck, "nor can one that is full"
+    world.node(node("d"))
+    assert master.settle() == [] and not stuck, "it was full for a moment, and goes on"
+    world.nodes("e")
+    assert master.settle() == [], "nobody takes what is being made"
+    world.node(node("d", is_full=True))
+    assert "node d has no room on its disk" in "".join(master.settle())
+    assert not stuck and all({"a", "c", "e"} == set(replicas(world, number)) for number in numbers)
+    world.node(node("d"))
+    assert master.settle() == [], "it does not get them back"
+    master.controller.moving.check()
+
+
+def test_a_copy_that_an_operator_moves_waits_for_room_where_it_was_to_go_and_says_so():
+    world = World()
+    world.nodes("abcd")
+    world.topic("t", replica=2)
+    world.partition("t", 0, state("a", "ab"))
+    master = Master(world)
+    _done(world, master, orders.move(master.controller, ("t", 0), "b", "c"))
+    assert replicas(world, 0) == ("a", "c")
+    world.node(node("c", is_full=True))
+    assert master.settle() == []
+    stuck = master.controller.moving.stuck
+    assert stuck[("t", 0)].startswith("node c is to have a copy and has no room on its disk: free space there")
+    _done(world, master, orders.drain(master.controller, "c"))
+    assert replicas(world, 0) == ("a", "b") and not stuck, "who has it still"
+
+
+def test_a_drain_does_not_wait_for_a_copy_that_fell_behind_because_its_disk_is_full():
+    world = World()
+    world.nodes("ab")
+    world.node(node("c", is_full=True))
+    world.topic("t", replica=3)
+    world.partition("t", 0, state("a", "ab", "abc"))
+    master = Master(world)
+    world.nodes("de")
+    assert master.settle() == [], "its disk may be mended"
+    _done(world, master, orders.drain(master.controller, "b"))
+    assert replicas(world, 0) == ("a", "b", "d"), "one step at a time"
+    now = world.state("t")
+    assert now is not None
+    world.partition("t", 0, joined(now, member("d")))
+    assert "node b is drained" in "".join(master.settle())
+    assert replicas(world, 0) == ("a", "e", "d")
 
 
 def replicas(world: World, number: int) -> tuple[str, ...]:

@@ -80,6 +80,11 @@ class ControllerMachine(RuleBasedStateMachine):
         if name in self._live():
             self.world.node(self._record(name, is_draining=is_draining))
 
+    @rule(name=_node, is_full=st.booleans())
+    def has_room(self, name: str, is_full: bool) -> None:
+        if name in self._live():
+            self.world.node(self._record(name, is_full=is_full))
+
     @rule(name=_node, which=_which)
     def is_suspected(self, name: str, which: int) -> None:
         self.masters[which].controller.suspect(name, f"{name}{self.incarnations[name]}")

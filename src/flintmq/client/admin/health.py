@@ -210,6 +210,7 @@ def _of_drains(status: ClusterStatus) -> list[Trouble]:
         return []  # that nothing is moved then is said
     drained = {each.node for each in status.drains}
     living = {node.node for node in status.nodes if _lives(node)}
+    full = {node.node for node in status.nodes if node.is_full}
     takers = [
         node for node in status.nodes if _lives(node) and not (node.is_draining or node.is_full or node.node in drained)
     ]
@@ -219,7 +220,7 @@ def _of_drains(status: ClusterStatus) -> list[Trouble]:
         reason = (
             drain.reason
             or _nowhere(status.topics, drain.node, takers)
-            or _waiting(status.topics, drain.node, living, names)
+            or _waiting(status.topics, drain.node, living, full, names)
         )
         if drain.left and reason:
             text = f"it is drained, and copies stay ({drain.left} are left): {reason}"
@@ -247,20 +248,31 @@ def _nowhere(topics: Iterable[ClusterTopic], node: str, takers: Sequence[Cluster
     return f"no node can take {listed(stuck, _SHOWN_MAX)}: all have a copy, are full, or drain" if stuck else ""
 
 
-def _waiting(topics: Iterable[ClusterTopic], node: str, living: Container[str], names: Mapping[str, str]) -> str:
-    """Tell which copies of a node wait for another one that is to have them and is away; empty: none."""
-    away: dict[str, list[str]] = {}
+def _waiting(
+    topics: Iterable[ClusterTopic], node: str, living: Container[str], full: Container[str], names: Mapping[str, str]
+) -> str:
+    """Tell which copies of a node wait for another one that is to have them and is away, or has no room; empty: none.
+
+    Args:
+        living: ids of the nodes that live.
+        full: ids of those whose disks have no room.
+        names: addresses of nodes.
+    """
+    waiting: dict[str, list[str]] = {}
     for topic in topics:
         for each in () if topic.is_deleting else topic.partitions:
             if each.leader and node in each.leaving:
                 for other in each.replicas:
-                    if other not in each.in_sync and other not in living:
-                        away.setdefault(other, []).append(f"{topic.topic}/{each.partition}")
-    told = [
-        f"node {other} ({names.get(other, 'away')}) is to have {listed(partitions, _SHOWN_MAX)} and is away: start it, "
-        f"or have another one take its place with flintmq node remove {other}"
-        for other, partitions in away.items()
-    ]
+                    if other not in each.in_sync and (other not in living or other in full):
+                        waiting.setdefault(other, []).append(f"{topic.topic}/{each.partition}")
+    told = []
+    for other, partitions in waiting.items():
+        text = f"node {other} ({names.get(other, 'away')}) is to have {listed(partitions, _SHOWN_MAX)} and "
+        if other in living:
+            text += "has no room on its disk: free space there, or have other nodes take them with flintmq node drain"
+        else:
+            text += "is away: start it, or have another one take its place with flintmq node remove"
+        told.append(f"{text} {other}")
     return "; ".join(told[:_SHOWN_MAX])
 
 

@@ -58,6 +58,7 @@ class Followings:
 
     Attributes:
         is_disk_dead: nobody follows.
+        write_error: why a copy could not be written, or made, last; None after the next one that was written.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Followings:
         self._unsynced: dict[Following, None] = {}
         self._unanswered: dict[FollowedLog, None] = {}
         self.is_disk_dead = False
+        self.write_error: BaseException | None = None
         self._told: dict[PartitionId, type] = {}  # copies that could not be written since, as the log says
         self._is_full_told = False  # of one of them that it found no room, and none was written since
 
@@ -201,6 +203,7 @@ class Followings:
             if self._told:
                 self._told.pop((following.topic, following.number), None)
                 self._is_full_told = False
+            self.write_error = None
             self._sync_soon(following)
 
     def synced(self) -> None:
@@ -223,6 +226,7 @@ class Followings:
             return
         assert copy.replica is not None
         self._tell_broken(copy.partition, following.broken)
+        self.write_error = following.broken
 
         def again() -> None:
             copy.again = None

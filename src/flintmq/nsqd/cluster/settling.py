@@ -152,6 +152,7 @@ class Settling:
                 self._followings.follow(copy, self._clock.monotonic_ns() - _LEASE_NS)
             else:
                 self._table.remove(copy)
+                self._followings.write_error = error.__cause__ or error
             self._due.ended(copy, error, "making a replica")
 
         try:
