@@ -1120,6 +1120,22 @@ class PartitionLog:
             for segment in self._segments
         ]
 
+    def bytes_below(self, sequence: int) -> int:
+        """Bytes of the files below the batch of a sequence, as far as the index of its segment is fine enough, which
+        whoever reads there has in memory. It does not become less because more is appended.
+        """
+        count = 0
+        for segment in self._segments:
+            if segment.end <= sequence:
+                count += segment.size
+            elif segment.first < sequence:
+                try:
+                    entry = segment.index().before_sequence(sequence)
+                except (StorageError, OSError):  # it cannot be read, which its readers tell of
+                    continue
+                count += 0 if entry is None else entry.position
+        return count
+
     def drop_before(self, sequence: int) -> int:
         """Delete sealed segments that lie entirely below ``sequence``; the bytes that freed.
 

@@ -51,6 +51,25 @@ def before_and_after_a_restart(kit: Kit, log: PartitionLog) -> Iterator[Partitio
     yield kit.open()
 
 
+def test_bytes_below_a_message_are_those_before_it_whatever_is_appended_behind_it():
+    kit = Kit(segment_bytes=1 << 22)
+    log = kit.open()
+    for _ in range(10):
+        log.append([bytes(100_000)], 1)
+    told, per_message = log.bytes_below(6), log.size_bytes // 10
+    assert 5 * per_message <= told < 6 * per_message
+    for _ in range(500):
+        log.append([b"small"], 1)
+        assert log.bytes_below(6) == told
+    log.append([bytes(3_500_000)], 1)  # in a segment of its own
+    assert len(log.segments()) == 2
+    for each in before_and_after_a_restart(kit, log):
+        sync(each)
+        assert each.bytes_below(6) == told
+        assert each.bytes_below(511) == each.segments()[0].size_bytes
+        assert each.bytes_below(each.next_sequence) == each.size_bytes
+
+
 # append and read
 
 

@@ -45,18 +45,6 @@ def shape_of(replica: Replica) -> LogShape:
     return LogShape(tuple(replica.history), stored.start_sequence, stored.next_sequence, offset_bytes)
 
 
-def bytes_below(stored: PartitionLog, sequence: int) -> int:
-    """Return how many bytes of a log's files are below a sequence, to within a segment's batches."""
-    count = 0
-    for segment in stored.segments():
-        if segment.end_sequence <= sequence:
-            count += segment.size_bytes
-        elif segment.first_sequence < sequence:
-            first, end = segment.first_sequence, segment.end_sequence
-            count += segment.size_bytes * (sequence - first) // (end - first)
-    return count
-
-
 def synced_end(stored: PartitionLog) -> int:
     """Return the sequence up to which a log would survive a power loss; of an empty one that is its end."""
     return max(stored.synced_sequence, stored.start_sequence)

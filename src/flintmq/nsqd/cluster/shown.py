@@ -13,7 +13,6 @@ from typing import Any
 from flintmq.cluster.view import View
 from flintmq.nsqd.cluster.alone import Alone
 from flintmq.nsqd.cluster.belonging import BelongingStore
-from flintmq.nsqd.cluster.copies import bytes_below
 from flintmq.nsqd.cluster.lease import Lease
 from flintmq.nsqd.cluster.let_go import LetGo
 from flintmq.nsqd.cluster.peers import Peers
@@ -92,7 +91,7 @@ class Shown:
             leading, stored = led.leading, led.replica.log
             if lags_only and not leading.state.lacking:
                 continue
-            total = bytes_below(stored, stored.next_sequence)
+            total = stored.bytes_below(stored.next_sequence)
             rows.append(
                 {
                     "topic": topic,
@@ -102,7 +101,7 @@ class Shown:
                     "end_bytes": stored.end_offset_bytes,
                     "followers": {
                         node: {
-                            "bytes_done": bytes_below(stored, follower.acked),
+                            "bytes_done": stored.bytes_below(follower.acked),
                             "messages_done": max(0, follower.acked - stored.start_sequence),
                         }
                         for node, follower in leading.followers.items()
