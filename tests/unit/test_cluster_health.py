@@ -184,6 +184,7 @@ def test_a_node_that_is_away_is_named(
 def test_nobody_is_to_be_started_where_all_live() -> None:
     (found,) = troubles(with_partition(in_sync=["a"]))
     assert "b:4150 lives and is not in sync, node c:4150 lives" in found.text
+    assert "another secret (--cluster-secret-file)" in found.advice, "the port may be open"
     assert "start" not in found.advice and "4153" in found.advice
     (found,) = troubles(with_partition(in_sync=["a", "b"], replicas=["a", "b"]))
     assert "is away" not in found.text and found.advice.startswith("start more nodes")

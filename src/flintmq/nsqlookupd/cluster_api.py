@@ -13,6 +13,7 @@ Source: docs/decisions/0017; Youzan's nsqlookupd.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -355,18 +356,30 @@ class ClusterApi(HttpApi):
             try:
                 answer = await change()
             except NotMaster as error:
-                raise HttpError(503, str(error)) from None
+                raise self._without_master(str(error)) from None
             except NotDone as error:
                 raise HttpError(error.status, error.reason) from None
             return EMPTY if answer is None else json_response(answer)
         master = coordinator.view.master
         if handed_on or master is None:
             why = "is not the master of the cluster any more" if handed_on else "knows of no master of the cluster"
-            raise HttpError(503, f"this nsqlookupd {why}: nothing was changed, ask again presently")
+            raise self._without_master(f"this nsqlookupd {why}: nothing was changed, ask again presently")
         response = await self._ask_master(request, master)
         if response.status == 200 and is_there is not None:
             await coordinator.until_seen(topic, is_there)
         return response
+
+    def _without_master(self, text: str) -> HttpError:
+        """Return the refusal of a change that no master carries out; it names the store where that is the cause."""
+        since_s = self._coordinator.store_away_since_s
+        if since_s is not None:
+            since = datetime.fromtimestamp(since_s, UTC)
+            text += (
+                f". The coordination store does not answer this nsqlookupd since {since:%Y-%m-%d %H:%M:%S} UTC, and "
+                "without it nobody is the master: most members of an etcd, or the nsqlookupd that keeps the store, "
+                "have to be there"
+            )
+        return HttpError(503, text)
 
     async def _ask_master(self, request: Request, master: LookupdRecord) -> Response:
         headers = {"Accept": "application/vnd.nsq; version=1.0", HANDED_ON: self._coordinator.cluster_id or "unknown"}
@@ -377,11 +390,11 @@ class ClusterApi(HttpApi):
             answer = await HttpClient().ask(question, timeout_s=HAND_ON_TIMEOUT_S)
         except NoAnswer as error:
             if isinstance(error.error, ConnectionRefusedError):
-                raise HttpError(
-                    503, f"the master of the cluster is away, and nothing was changed: {error}; ask again presently"
+                raise self._without_master(
+                    f"the master of the cluster is away, and nothing was changed: {error}; ask again presently"
                 ) from None
-            raise HttpError(
-                503, f"the master of the cluster did not answer, and may have done what was asked: {error}; ask again"
+            raise self._without_master(
+                f"the master of the cluster did not answer, and may have done what was asked: {error}; ask again"
             ) from None
         return Response(answer.status, answer.body, (JSON_TYPE, NSQ_TYPE) if answer.body else (NSQ_TYPE,))
 

@@ -441,7 +441,8 @@ def _advice(lack: _Lack, nodes: Mapping[str, ClusterNode]) -> str:
     if all(node in nodes and _lives(nodes[node]) for node in lack.nodes):
         return (
             "they catch up by themselves if their leaders reach them: the leaders' logs say how far they are, or what "
-            "is in the way, such as port 4153 (--peer-address) between nsqd"
+            "is in the way: port 4153 (--peer-address) between nsqd, another secret (--cluster-secret-file), or a "
+            "certificate of another authority"
         )
     return "start the nodes that are away, or mend their network; what they lack they catch up by themselves"
 
