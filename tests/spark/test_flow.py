@@ -514,6 +514,7 @@ def test_a_dry_run_of_some_of_many_messages_is_quiet(plan, nsqd, topic):
         ('topic = "', 'topik = "', "[source.options]", "topik"),
         ('name = "out"', 'name = "out"\nmode = "overwrite"', "mode =", "a stream, which has no mode overwrite"),
         ("SELECT carrier AS body", "SELECT max(carrier) AS body", 'format = "nsq"', "watermark"),
+        ("SELECT carrier AS body", "SELECT 1 AS body; SELECT carrier AS body", "sql = \"SELECT", "Syntax error"),
         ("SELECT carrier AS body", "SELECT carrier", 'format = "nsq"', "there must be a column body"),
         ('format = "parquet"', 'format = "parqet"', 'format = "parqet"', "Failed to find the data source: parqet"),
         ("schema =", 'format = "nsqq"\nschema =', "[source.options]", "Failed to find the data source: nsqq"),
@@ -545,6 +546,51 @@ def test_what_spark_refuses_has_a_line(plan, spark, old, new, line, said):
         with pytest.raises(PlanError, match=said) as caught:
             look(plan, spark=spark)
         assert f":{line_of(line, plan.read_text())}: " in str(caught.value)
+
+
+@pytest.mark.spark
+def test_a_step_that_is_no_query_is_not_run(spark, tmp_path):
+    """By a check and a dry run as little as by a run: Spark would run it at once, once for each sink."""
+    plan, made = stream_of("first", tmp_path), tmp_path / "made"
+    text = plan.read_text()
+    assert "sql" not in text
+    insert = f"INSERT OVERWRITE DIRECTORY '{made}' USING parquet SELECT * FROM numbers"
+    before = spark.conf.get("spark.sql.shuffle.partitions")
+    for sql in (
+        f"INSERT OVERWRITE DIRECTORY '{made}' USING parquet SELECT 1 AS x",
+        f"WITH a AS (SELECT 1 AS x) {insert}",
+        f"FROM (SELECT 1 AS x) INSERT OVERWRITE DIRECTORY '{made}' USING parquet SELECT x",
+        "FROM numbers INSERT INTO a SELECT * INSERT INTO b SELECT *",
+        "INSERT INTO nowhere SELECT 1",
+        "MERGE INTO a USING b ON a.x = b.x WHEN MATCHED THEN DELETE",
+        f"CREATE TABLE made USING parquet LOCATION '{made}' AS SELECT 1 AS x",
+        "CREATE OR REPLACE TEMP VIEW numbers AS SELECT 1 AS number",
+        "DROP VIEW numbers",
+        "SET spark.sql.shuffle.partitions = 3",
+        "CACHE TABLE numbers",
+        f"EXECUTE IMMEDIATE \"INSERT OVERWRITE DIRECTORY '{made}' USING parquet SELECT 1 AS x\"",
+        "CALL catalog.clean()",
+        "EXPLAIN SELECT 1",
+        "SHOW TABLES",
+        f"BEGIN INSERT OVERWRITE DIRECTORY '{made}' USING parquet SELECT 1 AS x; END",
+    ):
+        plan.write_text(f"{text}\n[[step]]\nname = \"it\"\nsql = '''{sql}'''\n")
+        with pytest.raises(PlanError, match="the sql of step it is a statement, .* write a query") as caught:
+            check_plan(plan, spark=spark)
+        assert f":{line_of('sql =', plan.read_text())}: " in str(caught.value), sql
+        assert not made.exists(), sql
+    refused_at(plan, "sql =", "write a query", spark)
+    with pytest.raises(PlanError, match="write a query"):
+        list(flow._shown(read_plan(plan), spark, 20))
+    assert not made.exists() and spark.conf.get("spark.sql.shuffle.partitions") == before
+    for sql in (
+        "WITH a AS (SELECT 1 AS x) SELECT * FROM a -- ; DROP VIEW numbers",
+        "FROM numbers |> WHERE number > 1",
+        "(TABLE numbers) UNION ALL VALUES (2); -- INSERT INTO a",
+        "SELECT 'INSERT INTO a' AS `INSERT INTO`",
+    ):
+        plan.write_text(f"{text}\n[[step]]\nname = \"it\"\nsql = '''{sql}'''\n")
+        assert check_plan(plan, spark=spark), sql
 
 
 SINKS = """

@@ -20,7 +20,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -550,18 +550,22 @@ class _Build:
     def _analyzed(self) -> Any:
         return self.frame._jdf.queryExecution().analyzed()
 
-    @contextmanager
-    def _told(self, part: Part, key: str) -> Iterator[None]:
-        """Tell what Spark or our own options refuse with the line of the file.
+    def _told(self, part: Part, key: str) -> AbstractContextManager[None]:
+        return _told_at(self._plan, part, key)
 
-        Raises:
-            PlanError: of that.
-        """
-        try:
-            with spark_failures():
-                yield
-        except (JobFailed, OptionError) as error:
-            raise self._plan.error(part, key, str(error)) from error
+
+@contextmanager
+def _told_at(plan: Plan, part: Part, key: str) -> Iterator[None]:
+    """Tell what Spark or our own options refuse with the line of the file.
+
+    Raises:
+        PlanError: of that.
+    """
+    try:
+        with spark_failures():
+            yield
+    except (JobFailed, OptionError) as error:
+        raise plan.error(part, key, str(error)) from error
 
 
 def _read(spark: SparkSession, source: Source, rows: int) -> DataFrame:
@@ -731,6 +735,7 @@ def _checked(plan: Plan, spark: SparkSession) -> list[_Build]:
         FlintError: an nsqd does not answer.
     """
     _check_channels(plan)
+    _check_queries(plan, spark)
     builds = [_Build(plan, spark, sink) for sink in plan.sinks]
     readers: dict[str, list[_Build]] = {}
     for build in builds:
@@ -756,6 +761,46 @@ def _checked(plan: Plan, spark: SparkSession) -> list[_Build]:
             else:
                 NsqReader(options).plan()
     return builds
+
+
+def _check_queries(plan: Plan, spark: SparkSession) -> None:
+    """See that the SQL of each step is a query, before any of it is given to Spark, which runs commands at once.
+
+    Raises:
+        PlanError: one is a statement of another kind, or no SQL.
+    """
+    for step in plan.steps:
+        if not step.sql:
+            continue
+        with _told_at(plan, step, "sql"):
+            is_query = _is_query(spark, step.sql)
+        if not is_query:
+            what = f"the sql of step {step.name} is a statement, which Spark runs at once, also in a check"
+            do = "write a query, such as SELECT; a [[sink]] writes, and settings stand in [spark.conf]"
+            raise plan.error(step, "sql", f"{what}: {do}")
+
+
+def _is_query(spark: SparkSession, text: str) -> bool:
+    """Return whether text is a query, as Spark's own parser has it; runs nothing.
+
+    Raises:
+        PySparkException: it is no SQL.
+    """
+    from pyspark.errors import ParseException
+
+    parser: Any = spark._jsparkSession.sessionState().sqlParser()
+    nodes = [parser.parsePlan(text)]
+    try:
+        parser.parseQuery(text)
+    except ParseException as error:
+        # the text is one statement, so behind a query there is nothing but the semicolons that end one
+        return (error.getMessageParameters() or {}).get("error") == "';'"
+    for node in nodes:  # a release of Spark whose parseQuery looks at no end takes FROM t INSERT INTO u ... for FROM t
+        if node.getClass().getSimpleName().startswith("InsertInto"):
+            return False
+        children = node.children()
+        nodes.extend(children.apply(number) for number in range(children.size()))
+    return True
 
 
 @contextmanager
@@ -856,6 +901,13 @@ def _check_stream(options: SourceOptions, begins: bool) -> None:
         if options.mode == OFFSET:
             raise
         options.check_spooled(SPOOL)
+
+
+def _shown(plan: Plan, spark: SparkSession, rows: int) -> Iterator[str]:
+    """Yield what each sink would get of some rows of each source."""
+    _check_queries(plan, spark)
+    for sink in plan.sinks:
+        yield from _Build(plan, spark, sink, rows).show()
 
 
 def _check(plan: Plan, runner: Runner, master: str = "") -> Iterator[str]:
@@ -968,9 +1020,8 @@ def _run_command(options: RunOptions, runner: Runner) -> None:
         session = _session_of(plan, options.master)
         _await_topics(plan, runner, options.wait_for_topic_ns / SECOND, is_dry=True)
         with runner.session(plan.name, session) as spark:
-            for sink in plan.sinks:
-                for line in _Build(plan, spark, sink, options.rows).show():
-                    runner.say(line)
+            for line in _shown(plan, spark, options.rows):
+                runner.say(line)
         return
     done = _run_plan(plan, runner, options.wait_for_topic_ns / SECOND, options.master)
     for name, count in done.written.items():
