@@ -575,7 +575,7 @@ def test_a_step_that_is_no_query_is_not_run(spark, tmp_path):
         f"BEGIN INSERT OVERWRITE DIRECTORY '{made}' USING parquet SELECT 1 AS x; END",
     ):
         plan.write_text(f"{text}\n[[step]]\nname = \"it\"\nsql = '''{sql}'''\n")
-        with pytest.raises(PlanError, match="the sql of step it is a statement, .* write a query") as caught:
+        with pytest.raises(PlanError, match=r"the sql of step it is a statement, .* write a query") as caught:
             check_plan(plan, spark=spark)
         assert f":{line_of('sql =', plan.read_text())}: " in str(caught.value), sql
         assert not made.exists(), sql
@@ -803,12 +803,15 @@ def test_a_stream_into_a_directory_that_has_files(spark, tmp_path):
 @pytest.mark.spark
 def test_places_where_nothing_can_be_written(spark, tmp_path, monkeypatch):
     """A check says it, and makes nothing; a run does before it claims the checkpoint."""
-    plan, file = stream_of("first", tmp_path), tmp_path / "file"
+    plan, file, loop = stream_of("first", tmp_path), tmp_path / "file", tmp_path / "loop"
     file.touch()
+    loop.symlink_to(loop)
     text, out, place = plan.read_text(), f'path = "{tmp_path}/out"', f'checkpoint = "{tmp_path}/first"'
     for old, new, line, said in (
         (out, f'path = "{file}"', "path =", f"{file} is a file: name another directory"),
         (out, f'path = "{file}/within/it"', "path =", f"{file} is a file: name"),
+        (out, f'path = "{loop}/within"', "path =", f"{loop} is a link that leads nowhere: name another directory"),
+        (place, f'checkpoint = "{loop}"', "checkpoint =", f"{loop} is a link that leads nowhere; name"),
         (out, 'path = "/proc/nope"', "path =", "/proc .*: name another directory"),
         (place, 'checkpoint = "/proc/nope"', "checkpoint =", "/proc .*; name a directory of this pipeline alone"),
     ):
@@ -951,11 +954,19 @@ def line_of(text: str, whole: str) -> int:
         ('drop = "carrier', 'forbid = "carrier', "forbid", "[[rule]] has no forbid"),
         ('drop = "carrier IS NOT NULL"', "", "[[rule]]", "a rule needs one of expect, drop and fail"),
         ('name = "shouted"', 'name = "late" # 2', 'name = "late" # 2', "there are two views late"),
-        ('name = "out"', 'name = "shouted" # 2', "", "there are two sinks shouted"),
+        ('name = "shouted"', 'name = "Late" # 2', 'name = "Late" # 2',
+         "there are two views Late and late, which differ only in case (line 13); give each a name of its own"),
+        ('name = "shouted"', 'name = "FLIGHTS"', 'name = "FLIGHTS"',
+         "there are two views FLIGHTS and flights, which differ only in case (line 6)"),
+        ('name = "out"', 'name = "shouted" # 2', 'name = "shouted" # 2',
+         "there are two sinks shouted (line 34); give each a name"),
+        ('name = "out"', 'name = "Shouted"', 'name = "Shouted"', "there are two sinks Shouted and shouted, which"),
         ('name = "out"', 'mode = "upsert"', "mode", "mode is one of append"),
         ('format = "parquet"', 'form = "nsq"', "form =", "[[sink]] has no form"),
         ('python = "steps.py:shouted"', "", "", "step shouted needs either sql or python"),
         ('path = "', 'checkpointLocation = "', "[sink.options]", "say checkpoint once"),
+        ('path = "', 'path = "a\\u0000b', "path =", r"a path has no character U+0000, as 'a\x00bx/late' does"),
+        ('checkpoint = "', 'checkpoint = "\\u0000', "checkpoint =", "a path has no character U+0000"),
         ("topic = ", "topic = [1]\n#", "topic = [1]", "options: topic is a text, a number"),
         ("[source.options]", "options = 5\n[spark.conf]", "options = 5", "options is a table, [source.options]"),
         ("[[source]]", "[spark]\nconf = 5\n[[source]]", "conf = 5", "conf is a table, [spark.conf]"),
@@ -1084,3 +1095,25 @@ def test_wrong_words(tmp_path, capsys):
     (tmp_path / "latin.toml").write_bytes(b'name = "a"\n# \xe9\n')
     with pytest.raises(PlanError, match=":2: it is not UTF-8"):
         read_plan(tmp_path / "latin.toml")
+
+
+def test_a_file_with_a_byte_order_mark(tmp_path):
+    """Its first line is as good as without one, and lines are counted from there."""
+    path, text = tmp_path / "x.toml", WHOLE.format(nsqd="127.0.0.1:4150", topic="t", directory="x").strip()
+    path.write_text(text, encoding="utf-8-sig")
+    assert text.startswith("name = ") and read_plan(path).name == "flights"
+    path.write_text(text.replace("name = ", "nam = ", 1), encoding="utf-8-sig")
+    with pytest.raises(PlanError, match=":1: there is no nam; did you mean name"):
+        read_plan(path)
+    path.write_bytes(b"\xef\xbb\xbf# a\n\xe9")
+    with pytest.raises(PlanError, match=":2: it is not UTF-8"):
+        read_plan(path)
+
+
+def test_names_of_views_in_any_case(tmp_path):
+    """As in SQL; a sink has the directory in the checkpoint of the view's own name, in whatever case it says that."""
+    path, text = tmp_path / "x.toml", WHOLE.format(nsqd="127.0.0.1:4150", topic="t", directory="x")
+    path.write_text(text.replace('from = "shouted"', 'from = "SHOUTED"').replace('of = "late"', 'of = "Late"'))
+    plan = read_plan(path)
+    assert [(sink.name, sink.view) for sink in plan.sinks] == [("shouted", "shouted"), ("out", "bodies")]
+    assert [rule.of for rule in plan.rules] == ["late", "late"]

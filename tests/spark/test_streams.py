@@ -658,6 +658,8 @@ def test_a_schema_that_is_none(job: Job, topic: str, nsqd: NsqdProcess, tmp_path
     (tmp_path / "x").write_bytes(b"\xff")
     with pytest.raises(OptionError, match="a file that can be read"):
         read_schema(str(tmp_path / "x"))
+    (tmp_path / "x").write_text("id bigint\n", encoding="utf-8-sig")
+    assert read_schema(str(tmp_path / "x")) == "id bigint", "an editor's byte order mark is no part of it"
 
 
 def claim(directory: Path | str) -> str:

@@ -279,7 +279,7 @@ def parse_clients(path: str, data: bytes) -> KnownClients:
         else:
             import tomllib  # for those who write theirs in it
 
-            content = msgspec.convert(tomllib.loads(data.decode()), _File)
+            content = msgspec.convert(tomllib.loads(data.decode("utf-8-sig")), _File)
         if len(content.client) > CLIENT_COUNT_MAX:
             raise ValueError(f"more than {CLIENT_COUNT_MAX} clients")
         return KnownClients(content.client)

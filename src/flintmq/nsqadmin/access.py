@@ -500,7 +500,8 @@ def _read_users(path: str) -> Users:
     if len(data) > FILE_SIZE_MAX:
         raise UsersFileError(path, f"it is larger than {FILE_SIZE_MAX} bytes")
     try:
-        return Users(_entries_of(msgspec.json.decode(data) if path.endswith(".json") else tomllib.loads(data.decode())))
+        is_json = path.endswith(".json")
+        return Users(_entries_of(msgspec.json.decode(data) if is_json else tomllib.loads(data.decode("utf-8-sig"))))
     except (ValueError, RecursionError) as error:  # of TOML, JSON, their form, and what Users refuses
         raise UsersFileError(path, str(error)) from None
 

@@ -109,7 +109,7 @@ def read_schema(given: str) -> str:
             return given
         if path.stat().st_size > SCHEMA_SIZE_MAX:
             raise OptionError("schema", given, f"a file of at most {SCHEMA_SIZE_MAX} bytes", ARGUMENT)
-        return path.read_text(encoding="utf-8").strip()
+        return path.read_text(encoding="utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError("schema", given, f"a file that can be read: {error}", ARGUMENT) from error
 

@@ -73,7 +73,9 @@ def local_directory(directory: str) -> Path | None:
 def obstacle(directory: Path) -> str:
     """Return why a directory is none, or cannot be written to or made; "": nothing is known. Makes nothing."""
     try:
-        there = next(each for each in (directory, *directory.parents) if each.exists())
+        there = next(each for each in (directory, *directory.parents) if os.path.lexists(each))
+        if there.is_symlink() and not there.exists():
+            return f"{there} is a link that leads nowhere"
         if not there.is_dir():
             return f"{there} is a file"
         if there.stat().st_dev in {os.stat(place).st_dev for place in _OF_THE_KERNEL if os.path.ismount(place)}:

@@ -157,13 +157,13 @@ def read_plan(path: Path) -> Plan:
             data = file.read(FILE_BYTES_MAX + 1)
         if len(data) > FILE_BYTES_MAX:
             raise PlanError(path, 0, f"it is longer than {FILE_BYTES_MAX} bytes")
-        text = data.decode()
+        text = data.decode("utf-8-sig")  # some editors put a byte order mark in front
         content = tomllib.loads(text)
         lines = _lines_of_tables(text)
     except OSError as error:
         raise PlanError(path, 0, f"it cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise PlanError(path, data.count(b"\n", 0, error.start) + 1, "it is not UTF-8") from error
+        raise PlanError(path, error.object.count(b"\n", 0, error.start) + 1, "it is not UTF-8") from error
     except tomllib.TOMLDecodeError as error:
         match = re.search(r"\(at line (\d+), column \d+\)", str(error))
         line = int(match[1]) if match else text.count("\n") + 1
@@ -203,6 +203,9 @@ class _Reader:
         top.check_names(("name", "checkpoint", "trigger", "spark", "source", "step", "rule", "sink"))
         spark = _Table(self, ("spark",), top.table("spark"))
         spark.check_names(("master", "jvm", "conf"))
+        sources = [self._source(table) for table in self._tables(top, "source")]
+        steps = [self._step(table) for table in self._tables(top, "step")]
+        views = {part.name.lower(): part.name for part in (*sources, *steps)}
         plan = Plan(
             path=self._path,
             top=Part(top.lines),
@@ -212,10 +215,10 @@ class _Reader:
             master=spark.text("master", ""),
             jvm=spark.one_of("jvm", ("quick", "throughput"), "quick"),
             conf=spark.texts("conf"),
-            sources=[self._source(table) for table in self._tables(top, "source")],
-            steps=[self._step(table) for table in self._tables(top, "step")],
-            rules=[self._rule(table) for table in self._tables(top, "rule")],
-            sinks=[self._sink(table) for table in self._tables(top, "sink")],
+            sources=sources,
+            steps=steps,
+            rules=[self._rule(table, views) for table in self._tables(top, "rule")],
+            sinks=[self._sink(table, views) for table in self._tables(top, "sink")],
         )
         for name in plan.conf:
             if not name.startswith("spark."):
@@ -253,17 +256,17 @@ class _Reader:
             raise table.error("python", f'python is "file.py:function", not {step.python!r}')
         return step
 
-    def _rule(self, table: _Table) -> Rule:
+    def _rule(self, table: _Table, views: Mapping[str, str]) -> Rule:
         table.check_names(("name", "of", EXPECT, DROP, FAIL))
         kinds = [kind for kind in (EXPECT, DROP, FAIL) if kind in table.content]
         if len(kinds) != 1:
             raise table.error("", f"a rule needs one of {EXPECT}, {DROP} and {FAIL}, a condition in SQL")
         name = table.text("name")
-        return Rule(table.lines, name, table.text("of"), kinds[0], table.text(kinds[0]))
+        return Rule(table.lines, name, _named(table.text("of"), views), kinds[0], table.text(kinds[0]))
 
-    def _sink(self, table: _Table) -> Sink:
+    def _sink(self, table: _Table, views: Mapping[str, str]) -> Sink:
         table.check_names(("name", "from", "format", "mode", "options"))
-        view = table.text("from")
+        view = _named(table.text("from"), views)
         return Sink(
             table.lines, table.name("name", view), view, table.text("format"), table.text("mode", ""),
             table.texts("options"),
@@ -273,32 +276,36 @@ class _Reader:
         """See that parts fit together."""
         if not plan.sources or not plan.sinks:
             raise top.error("", "a pipeline needs a [[source]] and a [[sink]]")
-        views: list[str] = []
+        views: dict[str, Source | Step] = {}
         parts: list[Source | Step] = [*plan.sources, *plan.steps]
         for part in parts:
-            if part.name in views:
-                raise plan.error(part, "name", f"there are two views {part.name}; each has a name of its own")
-            views.append(part.name)
+            other = views.setdefault(part.name.lower(), part)
+            if other is not part:
+                raise plan.error(part, "name", _twice("views", part, other))
+        names = [part.name for part in parts]
         rules: set[str] = set()
         for rule in plan.rules:
-            self._known(plan, rule, "of", rule.of, views)
+            self._known(plan, rule, "of", rule.of, names)
             if rule.name in rules:
                 raise plan.error(rule, "name", f"there are two rules {rule.name!r}; each has a name of its own")
             rules.add(rule.name)
-        sinks: set[str] = set()
+        sinks: dict[str, Sink] = {}
         for sink in plan.sinks:
-            self._known(plan, sink, "from", sink.view, views)
-            if sink.name in sinks:
-                raise plan.error(sink, "", f"there are two sinks {sink.name}; give each a name")
-            sinks.add(sink.name)
+            self._known(plan, sink, "from", sink.view, names)
+            twin = sinks.setdefault(sink.name.lower(), sink)
+            if twin is not sink:
+                raise plan.error(sink, "name", _twice("sinks", sink, twin))
             if sink.mode not in ("", *STREAM_MODES, *BATCH_MODES):
                 words = ", ".join(dict.fromkeys((*STREAM_MODES, *BATCH_MODES)))
                 raise plan.error(sink, "mode", f"mode is one of {words}, not {sink.mode!r}")
-            for name in sink.options:
+            for name, value in sink.options.items():
+                if name.lower() == "path":
+                    _check_path(plan, sink, f"options.{name}", value)
                 if name.lower() == "checkpointlocation":
                     raise plan.error(
                         sink, "options", "say checkpoint once, at the top; each sink gets a directory there"
                     )
+        _check_path(plan, plan.top, "checkpoint", plan.checkpoint)
         if any(source.stream for source in plan.sources) and not plan.checkpoint:
             raise top.error("checkpoint", "give checkpoint, a directory of this pipeline alone: a source is a stream")
 
@@ -369,6 +376,32 @@ class _Table:
                 raise self.error(f"{key}.{name}", f"{key}: {name} is a text, a number, true or false, not {value!r}")
             found[name] = str(value).lower() if isinstance(value, bool) else str(value)
         return found
+
+
+def _named(view: str, views: Mapping[str, str]) -> str:
+    """Return the name of a view as the plan writes it, for one in any case, as in SQL.
+
+    Args:
+        views: names, by those in lower case.
+    """
+    return views.get(view.lower(), view)
+
+
+def _twice(kind: str, part: Source | Step | Sink, other: Source | Step | Sink) -> str:
+    """Say that two parts have one name: the views of Spark, and directories of some disks, do not tell case apart."""
+    line = _line_of(other.lines, "name")
+    and_other = "" if part.name == other.name else f" and {other.name}, which differ only in case"
+    return f"there are two {kind} {part.name}{and_other} (line {line}); give each a name of its own"
+
+
+def _check_path(plan: Plan, part: Part, key: str, path: str) -> None:
+    """See that a path is one that a file can have.
+
+    Raises:
+        PlanError: it has the character U+0000, which no system takes in a name.
+    """
+    if "\0" in path:
+        raise plan.error(part, key, f"a path has no character U+0000, as {path!r} does: leave it out")
 
 
 def _are_texts(values: Sequence[object]) -> bool:

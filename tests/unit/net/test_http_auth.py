@@ -376,6 +376,12 @@ def test_what_is_wrong_with_toml(content):
         parse_clients("f.toml", content)
 
 
+def test_a_file_with_a_byte_order_mark():
+    assert parse_clients("f.toml", b"\xef\xbb\xbf" + FILE.encode()).plain_tokens == parse_clients(
+        "f.toml", FILE.encode()
+    ).plain_tokens  # fmt: skip
+
+
 def test_an_expensive_pattern_is_matched_at_once():
     clients = parse_clients("f.json", as_json(entry(topics=["(a+)+(a+)+b"])))
     client = clients.of_digest(hashlib.sha256(b"a-token-of-some-size").digest())

@@ -261,6 +261,7 @@ def test_a_file_that_says_nonsense_stops_the_start(tmp_path: Path, user: dict[st
         ("u.toml", 'user = ["ann"]', r"users are tables called \[\[user\]\]"),
         ("u.json", '[{"name": "ann"}]', 'in JSON objects of a list called "user"'),
         ("u.toml", '[[user]]\nname = "ann"\nrole = read', "at line 3, column"),
+        ("u.toml", '\ufeff[[user]]\nname = "ann"\nrole = read', "at line 3, column"),
         (
             "u.toml",
             '[[user]]\nname = "ann"\nrole = "read"\nheader = true\n[[user]]\nrole = "boss"',
