@@ -26,6 +26,7 @@ from flintmq.errors import OptionError, UsageError
 from flintmq.pipeline import archive as module
 from flintmq.pipeline import files, topics
 from flintmq.pipeline.archive import KINDS, Archived, LogGone, archive
+from flintmq.pipeline.file_sinks import SinkError
 from flintmq.pipeline.files import ArchiveError, FileName
 from flintmq.pipeline.runner import StoppedEarly
 from flintmq.spark import retry
@@ -151,6 +152,37 @@ def test_one_at_a_time_and_nothing_left_behind(fake, tmp_path):
     (tmp_path / "a-file").write_bytes(b"")
     with pytest.raises(ArchiveError, match="cannot be written"):
         archive(tmp_path / "a-file", nsqd=fake.address, topic="t")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "delta"])
+def test_where_another_kind_of_job_writes(fake, tmp_path, kind):
+    """Whoever reads the directory would count both; refused at the same time, and one after the other."""
+    fake.topic("t", numbered(1, 11))
+    said = r"archive .*: dedupe writes to it \(\.writer in it says so\), .*: give each a directory of its own"
+    with files.shared(tmp_path, "dedupe", SinkError):
+        with files.shared(tmp_path, "dedupe", SinkError):
+            pass
+        with pytest.raises(SinkError, match="dedupe writes to it"), files.shared(tmp_path, "rollup", SinkError):
+            pass
+        with pytest.raises(ArchiveError, match=said):
+            archive(tmp_path, nsqd=fake.address, topic="t", format=kind)
+    with pytest.raises(ArchiveError, match=said):
+        archive(tmp_path, nsqd=fake.address, topic="t", format=kind)
+    assert not [*tmp_path.glob("**/*.parquet"), *tmp_path.glob("_delta_log")]
+    (tmp_path / files.WRITER).unlink()
+    (tmp_path / files.STAGED / "5f3a9c01d2e4b677-0").mkdir(parents=True)  # as one that a release before has left
+    if kind == "parquet":
+        with pytest.raises(ArchiveError, match=r"\.staged in it has a directory, 5f3a9c01d2e4b677-0, .* of its own"):
+            archive(tmp_path, nsqd=fake.address, topic="t")
+    of_archive = tmp_path / "archive"
+    archive(of_archive, nsqd=fake.address, topic="t", format=kind)
+    with pytest.raises(SinkError, match="archive writes to it"), files.shared(of_archive, "dedupe", SinkError):
+        pass
+    if kind == "parquet":
+        (of_archive / files.WRITER).unlink()  # of a release before
+        with pytest.raises(SinkError, match="archive writes to it"), files.shared(of_archive, "dedupe", SinkError):
+            pass
+    archive(of_archive, nsqd=fake.address, topic="t", format=kind)
 
 
 def test_a_full_disk(fake, tmp_path, monkeypatch):

@@ -29,9 +29,11 @@ from flintmq import cli
 from flintmq.errors import FlintError, NsqdError, OptionError, UsageError
 from flintmq.options import Options, resolve
 from flintmq.pipeline import dedupe, mirror, rollup, streams, tail, topics
+from flintmq.pipeline.archive import archive
 from flintmq.pipeline.bodies import SchemaFlags, read_schema
 from flintmq.pipeline.doctor import PROBLEM, checkpoint
 from flintmq.pipeline.file_sinks import SinkError
+from flintmq.pipeline.files import ArchiveError
 from flintmq.pipeline.options import StreamFlags, Work
 from flintmq.pipeline.runner import JobFailed, Runner
 from flintmq.pipeline.topics import Target
@@ -497,7 +499,7 @@ def test_files_where_there_can_be_none(job: Job, nsqd: NsqdProcess, topic: str, 
     nsqd.publish(topic, numbered(0, 5))
     (tmp_path / "file").touch()
     flags = [f"--topic={topic}", "--key=body", f"--checkpoint={tmp_path / 'c'}"]
-    with pytest.raises(JobFailed, match=rf"^\S.*\bdirectory: file:{tmp_path}/file"):
+    with pytest.raises(SinkError, match=f"^directory {tmp_path}/file: it cannot be written"):
         job(dedupe, *flags, f"--to={tmp_path / 'file'}")
 
 
@@ -741,6 +743,23 @@ def test_files_beside_those_of_sparks_own_sink(job: Job, nsqd: NsqdProcess, topi
         with pytest.raises(SinkError, match=f"directory {tmp_path}/out: .* _spark_metadata lists: name another one"):
             job(dedupe, f"--topic={topic}", *words, f"--checkpoint={tmp_path / words[0]}")
     assert not rows(tmp_path)
+
+
+def test_files_beside_those_of_another_kind_of_job(job: Job, nsqd: NsqdProcess, topic: str, tmp_path: Path):
+    """Whoever reads the directory would count both."""
+    nsqd.publish(topic, numbered(0, 5))
+    to, flags = tmp_path / "out", [f"--topic={topic}", "--aggregate=count(*) AS n"]
+    job(dedupe, flags[0], "--key=body", f"--to={to}", f"--checkpoint={tmp_path / '1'}")
+    with pytest.raises(ArchiveError, match="dedupe writes to it"):
+        archive(to, nsqd=nsqd.address, topic=topic)
+    archive(tmp_path / "archive", nsqd=nsqd.address, topic=topic)
+    (tmp_path / "table" / "_delta_log").mkdir(parents=True)
+    for place, said in (("out", "dedupe writes to it"), ("archive", "archive writes"), ("table", "a table of delta")):
+        with pytest.raises(SinkError, match=f"directory {tmp_path}/{place}: .*{said}"):
+            job(rollup, *flags, f"--to={tmp_path / place}", f"--checkpoint={tmp_path / place}-c")
+    assert len(rows(to)) == 5
+    job(dedupe, flags[0], "--key=body", f"--to={to}", f"--checkpoint={tmp_path / '1'}")
+    assert len(rows(to)) == 5, "it goes on itself"
 
 
 @pytest.mark.parametrize("name", ["dedupe", "rollup"])

@@ -28,7 +28,7 @@ from flintmq.errors import FlintError, OptionError, UsageError
 from flintmq.names import is_ephemeral
 from flintmq.options import SECOND, Choice, Duration, Integer, Switch, Text, option
 from flintmq.pipeline.file_sinks import check_readable
-from flintmq.pipeline.files import Archive, ArchiveError, Finished, LogFiles
+from flintmq.pipeline.files import ARCHIVE, Archive, ArchiveError, Finished, LogFiles, check_writer
 from flintmq.pipeline.options import JobOptions, SourceFlags, Work
 from flintmq.pipeline.runner import Runner, run_command
 from flintmq.pipeline.table_files import DAY, TableArchive
@@ -221,6 +221,7 @@ def archive(
 
 
 def _files(directory: Path, kind: str, columns: Sequence[str], table: str, catalog: str) -> Archive:
+    check_writer(directory, ARCHIVE)  # before a table is made in it
     if kind == PARQUET:
         check_kind(directory, kind)
         return Archive(directory)

@@ -164,7 +164,7 @@ def _run_queries(
         key, unique = _unique(rows, options.key, times)
         queries = Queries(options, name)
         if options.to:
-            queries.to_files(_without_hours(unique.drop(key)), options.to, by_hour=True)
+            queries.to_files(_without_hours(unique.drop(key)), options.to, "dedupe", by_hour=True)
         else:
             place = ["concat_ws('/', topic, partition, log_id) AS from_log", "offset AS from_offset"]
             queries.to_topic(unique.selectExpr("body", *options.keep, *place), where)

@@ -6,7 +6,8 @@
                                     topic   |     log              first offset   end (exclusive)
                                             partition
     DIRECTORY/.staged/...             what is being written; nobody reads it, and a start removes it
-    DIRECTORY/.lock                   held by the one archive that may write here
+    DIRECTORY/.lock                   held by the one archive, or the jobs of another kind, that may write here
+    DIRECTORY/.writer                 the kind of job that writes here
     DIRECTORY/.names                  held while names change: when a file gets its own, or small ones become one
     DIRECTORY/.logs                   logs that are gone, and where each was let go; 0: it has come back
 
@@ -40,8 +41,10 @@ if TYPE_CHECKING:
 
 STAGED = ".staged"
 LOCK = ".lock"
+WRITER = ".writer"
 NAMES = ".names"
 LOGS = ".logs"
+ARCHIVE = "archive"
 ROW_GROUP_BYTES = 32 << 20  # gathered in memory
 ROW_GROUP_ROWS = 250_000
 HOUR_US = 3_600_000_000
@@ -117,7 +120,7 @@ class Archive:
         is_committed_later: what is published is visible with the next :meth:`commit` only.
 
     Raises:
-        ArchiveError: it cannot be made or written, or another archive writes to it.
+        ArchiveError: it cannot be made or written, or another archive, or a job of another kind, writes to it.
     """
 
     period_us = HOUR_US
@@ -132,9 +135,20 @@ class Archive:
             (self.directory / STAGED).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ArchiveError(self.directory, f"it cannot be written: {error}") from error
+        check_writer(self.directory, ARCHIVE)
         self._lock = take(self.directory, LOCK, "another archive writes to it")
-        for left in (self.directory / STAGED).iterdir():
-            left.unlink()
+        try:
+            note_writer(self.directory, ARCHIVE)
+            for left in (self.directory / STAGED).iterdir():
+                if left.is_dir() and not left.is_symlink():
+                    what = f"{STAGED} in it has a directory, {left.name}, as jobs such as dedupe write them"
+                    raise ArchiveError(self.directory, f"{what}: give each a directory of its own")
+                left.unlink()
+        except BaseException as error:
+            os.close(self._lock)
+            if isinstance(error, OSError):
+                raise ArchiveError(self.directory, f"it cannot be written: {error}") from error
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -327,12 +341,54 @@ def move(staged: Path, path: Path) -> None:
     sync(path.parent)
 
 
-def take(directory: Path, name: str, who: str, kind: type[DirectoryError] = ArchiveError) -> int:
+def check_writer(directory: Path, job: str, kind: type[DirectoryError] = ArchiveError) -> None:
+    """See that no job of another kind writes to a directory, or has: who reads it would count its rows as well.
+
+    Args:
+        job: the kind of job that is to write, in a word.
+        kind: of error.
+
+    Raises:
+        DirectoryError: one does, or it cannot be read.
+    """
+    try:
+        found = (directory / WRITER).read_text(encoding="utf-8").strip()
+    except NotADirectoryError:
+        return  # which is said when something is written
+    except FileNotFoundError:
+        found = ARCHIVE if (directory / NAMES).exists() else ""
+    except (OSError, UnicodeError) as error:
+        raise kind(directory, f"{WRITER} in it cannot be read: {error}") from error
+    if found not in ("", job):  # another one may be about to write it
+        what = f"{found} writes to it ({WRITER} in it says so), and who reads it would count what {job} writes as well"
+        raise kind(directory, f"{what}: give each a directory of its own")
+
+
+def note_writer(directory: Path, job: str, kind: type[DirectoryError] = ArchiveError) -> None:
+    """Note the kind of job that writes to a directory, whose lock it has; as :func:`check_writer`.
+
+    Raises:
+        DirectoryError: a job of another kind does, or it cannot be written.
+    """
+    check_writer(directory, job, kind)
+    try:
+        with open(directory / WRITER, "x", encoding="utf-8") as file:
+            file.write(f"{job}\n")
+    except FileExistsError:
+        check_writer(directory, job, kind)
+    except OSError as error:
+        raise kind(directory, f"it cannot be written: {error}") from error
+
+
+def take(
+    directory: Path, name: str, who: str, kind: type[DirectoryError] = ArchiveError, *, is_shared: bool = False
+) -> int:
     """Take the lock of that name; it is held until the descriptor that is returned is closed.
 
     Args:
         who: has it otherwise, for the error.
         kind: of error.
+        is_shared: with others that share it.
 
     Raises:
         DirectoryError: somebody has it, or it cannot be made.
@@ -342,7 +398,7 @@ def take(directory: Path, name: str, who: str, kind: type[DirectoryError] = Arch
     except OSError as error:
         raise kind(directory, f"it cannot be written: {error}") from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError as error:
         os.close(lock)
         raise kind(directory, f"{who}: give each a directory of its own, or stop that one") from error
@@ -358,6 +414,30 @@ def held(directory: Path, name: str, who: str, kind: type[DirectoryError]) -> It
         raise kind(directory, f"it cannot be written: {error}") from error
     lock = take(directory, name, who, kind)
     try:
+        yield
+    finally:
+        os.close(lock)
+
+
+@contextmanager
+def shared(directory: Path, job: str, kind: type[DirectoryError]) -> Iterator[None]:
+    """Write to a directory, which is made where it is missing, beside jobs of the same kind alone.
+
+    Args:
+        job: the kind of job, in a word.
+        kind: of error.
+
+    Raises:
+        DirectoryError: a job of another kind writes there, or has, or it cannot be written.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise kind(directory, f"it cannot be written: {error}") from error
+    check_writer(directory, job, kind)
+    lock = take(directory, LOCK, "an archive writes to it", kind, is_shared=True)
+    try:
+        note_writer(directory, job, kind)
         yield
     finally:
         os.close(lock)

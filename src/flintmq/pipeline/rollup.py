@@ -124,7 +124,7 @@ def rollup(options: RollupOptions, runner: Runner | None = None) -> RolledUp:
         with claimed(options.checkpoint, job, target_of(where) if targets else {}) as name:
             queries = Queries(options, name)
             if options.to:
-                queries.to_files(found, options.to, by_hour=False)
+                queries.to_files(found, options.to, "rollup", by_hour=False)
             else:
                 shown = found.selectExpr("to_json(struct(*)) AS body", "window_start AS at")
                 queries.to_topic(shown, where)

@@ -5,6 +5,8 @@
     DIRECTORY/dt=2026-11-23/hour=14/5f3a9c01d2e4b677-0000000012-0003.parquet
                                     job              micro-batch file
     DIRECTORY/.staged/...           what is being written
+    DIRECTORY/.writer               the kind of job that writes here: no other one may, as readers would count both
+    DIRECTORY/.lock                 held by those of that kind, together
     CHECKPOINT/job.json             which job this is, the name that its files have, and where it publishes
     CHECKPOINT/job.lock             held by the one that runs
     CHECKPOINT/rows/, bad/          the checkpointLocation of each query
@@ -23,19 +25,19 @@ import secrets
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flintmq.errors import UNREADABLE_JSON, UsageError
 from flintmq.pipeline.bodies import PLACE, REASON, SchemaFlags, with_columns
-from flintmq.pipeline.file_sinks import check_readable
-from flintmq.pipeline.files import STAGED, DirectoryError, held
+from flintmq.pipeline.file_sinks import SinkError, check_readable
+from flintmq.pipeline.files import STAGED, DirectoryError, held, shared
 from flintmq.pipeline.options import StreamFlags, Work
 from flintmq.pipeline.runner import JobFailed, Runner, spark_failures
 from flintmq.spark.durable import replace
 from flintmq.spark.lag import CHECKPOINT_FILE_MAX
-from flintmq.spark.lake.table import local_path
+from flintmq.spark.lake.table import DELTA, ICEBERG, kind_of, local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -262,19 +264,24 @@ class Queries:
         self._flags = flags
         self._name = name
         self._starters: list[Callable[[], Any]] = []
+        self._places: list[tuple[Path, str]] = []
         self._has_bad = False
 
     def to_topic(self, frame: DataFrame, sink: Mapping[str, str], query: str = ROWS) -> None:
         """Publish rows."""
         self._starters.append(self._writer(frame, query).format("nsq").options(**sink).start)
 
-    def to_files(self, frame: DataFrame, directory: str, *, by_hour: bool, query: str = ROWS) -> None:
+    def to_files(self, frame: DataFrame, directory: str, job: str, *, by_hour: bool, query: str = ROWS) -> None:
         """Write rows as Parquet files.
+
+        Args:
+            job: the kind of job, in a word: those of others are refused there.
 
         Raises:
             SinkError: Spark would not read them there.
         """
         check_readable(Path(directory))
+        self._places.append((Path(directory), job))
         files = BatchFiles(directory, self._name, by_hour=by_hour)
         self._starters.append(self._writer(frame, query).foreachBatch(files).start)
 
@@ -297,7 +304,7 @@ class Queries:
             )
             self.to_topic(told, {**sink, "topic": flags.bad_topic}, BAD)
         elif flags.bad_rows:
-            self.to_files(counted, flags.bad_rows, by_hour=True, query=BAD)
+            self.to_files(counted, flags.bad_rows, "--bad-rows", by_hour=True, query=BAD)
         else:
             self._starters.append(self._writer(counted, BAD).foreachBatch(_FailAtBadRow()).start)
         self._has_bad = True
@@ -318,14 +325,30 @@ class Queries:
 
         Raises:
             JobFailed: one of them failed.
+            SinkError: a job of another kind writes to a directory of files, or has.
         """
-        for figure in (*(counted or {}), *(["bad"] if self._has_bad else [])):
+        with ExitStack() as around:
+            for place, job in self._places:
+                if (kind := kind_of(place)) in (DELTA, ICEBERG):
+                    why = f"it is a table of {kind}, which has those files alone that it lists"
+                    raise SinkError(place, f"{why}: name another one")
+                around.enter_context(shared(place, job, SinkError))
+            self._wait(runner, work, counted or {}, check)
+
+    def _wait(
+        self,
+        runner: Runner,
+        work: Work,
+        counted: Mapping[str, str],
+        check: Callable[[Mapping[str, Any]], None] | None,
+    ) -> None:
+        for figure in (*counted, *(["bad"] if self._has_bad else [])):
             work.more.setdefault(figure, 0)
 
         def look(progress: Mapping[str, Any]) -> None:
             if self._has_bad:
                 work.more["bad"] += progress.get("observedMetrics", {}).get("bad", {}).get("rows", 0)
-            for name, metric in (counted or {}).items():
+            for name, metric in counted.items():
                 for operator in progress.get("stateOperators", ()):
                     value = operator.get(metric, operator.get("customMetrics", {}).get(metric, 0))
                     work.more[name] += int(value)
