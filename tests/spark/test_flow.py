@@ -24,7 +24,7 @@ from flintmq.pipeline import file_sinks, flow
 from flintmq.pipeline.flow import check_plan, run_plan
 from flintmq.pipeline.plan_file import PlanError, read_plan
 from flintmq.pipeline.runner import JobFailed, Runner
-from flintmq.pipeline.streams import CheckpointError, checkpoint_held
+from flintmq.pipeline.streams import STARVED, CheckpointError, checkpoint_held
 from flintmq.pipeline.toml_lines import KeyPath, lines_of_keys
 
 WHOLE = """
@@ -888,6 +888,29 @@ def test_one_run_at_a_time(spark, tmp_path):
             run_plan(plan, spark=spark)
     assert f":{line_of('path =', plan.read_text())}: " in str(caught.value)
     assert run_plan(plan, spark=spark).written == {"numbers": 1}
+
+
+class Starved(Runner):
+    """Spark's Python does not come in time, as often as ``times``, when a query has done what there is."""
+
+    def __init__(self, spark: Any, times: int) -> None:
+        super().__init__(spark=spark)
+        self.times = times
+
+    def follow(self, queries, work, on_batch=None, beside=()) -> None:
+        super().follow(queries, work, on_batch, beside)
+        self.times -= 1
+        if self.times >= 0:
+            raise JobFailed(f"{STARVED}.")
+
+
+@pytest.mark.spark
+def test_a_busy_machine_is_waited_for(spark, tmp_path, caplog):
+    plan = read_plan(stream_of("first", tmp_path))
+    runner = Starved(spark, 2)
+    assert flow._run_plan(plan, runner, 0).written == {"numbers": 1}
+    assert runner.times == -1
+    assert caplog.text.count(f"{STARVED}.; this machine is busy, going on from the checkpoint") == 2
 
 
 @pytest.mark.spark

@@ -732,6 +732,16 @@ def test_a_micro_batch_that_is_repeated_replaces_its_files(spark: Any, tmp_path:
     assert {path.parent.name for path in tmp_path.glob("dt=*/hour=*/*.parquet")} == {f"hour={n}" for n in range(12, 17)}
 
 
+def test_a_micro_batch_that_is_repeated_in_one_process(spark: Any, tmp_path: Path):
+    """As when Spark's Python did not start in time for another query: its rows may come in other files."""
+    frame = spark.range(8).selectExpr("id", "timestamp_seconds(1795435200 + id * 1800) AS timestamp")
+    files = streams.BatchFiles(tmp_path, "job", by_hour=True)
+    files(frame.where("id > 5"), 0)
+    for parts in (1, 3, 1):
+        files(frame.repartition(parts), 1)
+    assert sorted(row["id"] for row in rows(tmp_path)) == [*range(6), 6, 6, 7, 7]
+
+
 def test_files_beside_those_of_sparks_own_sink(job: Job, nsqd: NsqdProcess, topic: str, tmp_path: Path):
     """Spark would read the files alone that its sink has listed."""
     nsqd.publish(topic, numbered(0, 5))

@@ -53,7 +53,7 @@ from flintmq.pipeline.runner import (
     run_command,
     spark_failures,
 )
-from flintmq.pipeline.streams import checkpoint_held, forget_unfinished
+from flintmq.pipeline.streams import checkpoint_held, forget_unfinished, until_not_starved
 from flintmq.pipeline.topics import Target, await_topics, check_targets, shared_topics
 from flintmq.spark.batch_reader import NsqReader
 from flintmq.spark.broker import TOPIC_NOT_EXIST, NotByOffset
@@ -201,7 +201,7 @@ def _run_plan(plan: Plan, runner: Runner, wait_for_topic_s: float, master: str =
                 build.write(done)
                 runner.tell(done)
         if streams and not runner.stop.is_set():
-            _follow(streams, runner, done)
+            until_not_starved(lambda: _follow(streams, runner, done))
     return done
 
 

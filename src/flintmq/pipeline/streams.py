@@ -163,6 +163,25 @@ def unfinished(place: Path) -> list[Path]:
     return found if all(_UNFINISHED.fullmatch(path.name) for path in found) else []
 
 
+def until_not_starved(run: Callable[[], None]) -> None:
+    """Run queries, which go on from their checkpoint when Spark's Python did not start in time on a busy machine.
+
+    Args:
+        run: starts them, and returns when they have ended.
+
+    Raises:
+        JobFailed: they failed otherwise, or so ``STARTS_MAX`` times.
+    """
+    for again in reversed(range(STARTS_MAX)):
+        try:
+            run()
+            return
+        except JobFailed as error:
+            if STARVED not in error.reason or not again:
+                raise
+            log.warning("%s; this machine is busy, going on from the checkpoint", error)
+
+
 def last_watermark_ms(checkpoint: str | Path) -> int:
     """Return the watermark with which the next micro-batch of a job's rows goes on, in milliseconds since the epoch.
 
@@ -200,16 +219,16 @@ class BatchFiles:
         self._directory = Path(directory)
         self._name = name
         self._by_hour = by_hour
-        self._is_first = True
+        self._begun: int | None = None  # the last micro-batch that was
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
         """Write one micro-batch; what an earlier try of it has left behind is replaced."""
         staged = self._directory / STAGED / f"{self._name}-{batch}"
         prefix = f"{self._name}-{batch:010d}-"
-        if self._is_first:  # later ones begin in this process, and are not repeated in it
+        if self._begun is None or batch <= self._begun:  # any other one begins in this process
             for left in self._directory.glob(f"**/{prefix}*.parquet"):
                 left.unlink()
-            self._is_first = False
+        self._begun = batch
         writer = frame
         if self._by_hour:
             writer = frame.selectExpr("*", "date_format(timestamp, 'yyyy-MM-dd') AS dt",
@@ -371,19 +390,16 @@ class Queries:
         starters: Sequence[tuple[int, Callable[[], Any]]],
     ) -> None:
         last = len(self._starters) - 1
-        for again in reversed(range(STARTS_MAX)):
+
+        def once() -> None:
             with spark_failures():
                 started = [start() for _, start in starters]
             beside = [
                 query for query, (number, _) in zip(started, starters, strict=True) if self._has_bad and number == last
             ]
-            try:
-                runner.follow(started, work, look, beside=beside)
-                return
-            except JobFailed as error:
-                if STARVED not in error.reason or not again:
-                    raise
-                log.warning("%s; this machine is busy, going on from the checkpoint", error)
+            runner.follow(started, work, look, beside=beside)
+
+        until_not_starved(once)
 
     def _writer(self, frame: DataFrame, query: str) -> Any:
         place = Path(self._flags.checkpoint).resolve() / query
