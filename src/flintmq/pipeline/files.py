@@ -372,7 +372,7 @@ def note_writer(directory: Path, job: str, kind: type[DirectoryError] = ArchiveE
     """
     check_writer(directory, job, kind)
     try:
-        with open(directory / WRITER, "x", encoding="utf-8") as file:
+        with (directory / WRITER).open("x", encoding="utf-8") as file:
             file.write(f"{job}\n")
     except FileExistsError:
         check_writer(directory, job, kind)

@@ -205,7 +205,8 @@ class _Reader:
         spark.check_names(("master", "jvm", "conf"))
         sources = [self._source(table) for table in self._tables(top, "source")]
         steps = [self._step(table) for table in self._tables(top, "step")]
-        views = {part.name.lower(): part.name for part in (*sources, *steps)}
+        parts: list[Source | Step] = [*sources, *steps]
+        views = {part.name.lower(): part.name for part in parts}
         plan = Plan(
             path=self._path,
             top=Part(top.lines),
