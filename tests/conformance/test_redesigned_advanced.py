@@ -233,6 +233,17 @@ def test_a_partition_that_is_no_number(nsqd: Nsqd, parted: str, topic: str, word
         assert fatal(nsqd, advanced(name, "c", word)) == "E_BAD_PARTITION SUB_ADVANCED partition is not a number"
 
 
+def test_a_start_that_is_in_one_of_several_partitions(nsqd: Nsqd, parted: str, topic: str):
+    """Which one is to be said; where there is one only, it need not be."""
+    why = f"topic {parted} has 2: a place to begin at is in one of them"
+    expected = f"E_BAD_PARTITION SUB_ADVANCED partition is missing, and {why}"
+    assert fatal(nsqd, advanced(parted, "new", -1, "timestamp:0")) == expected
+    assert "new" not in {row["channel_name"] for row in nsqd.stats(parted)["channels"]}, "nothing was created"
+    nsqd.publish(f"{topic}-plain", b"a")
+    with subscribed(nsqd, advanced(f"{topic}-plain", "c", -1, "timestamp:0")) as connection:
+        assert bodies(connection, 1) == [b"a"]
+
+
 def test_a_partition_that_is_not_here(nsqd: Nsqd, parted: str):
     expected = f"E_TOPIC_NOT_EXIST SUB_ADVANCED topic {parted} partition 7 is not on this nsqd"
     assert fatal(nsqd, advanced(parted, "c", 7, "timestamp:0")) == expected

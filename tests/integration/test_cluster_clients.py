@@ -11,12 +11,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 from tests.integration.daemons import PATIENCE_S, Cluster, Nsqd, running_cluster, wait_until
-from tests.integration.flavours import Flavour
+from tests.integration.flavours import Flavour, address_of, connections_of
 
+from flintmq import DiscoveryError, Start
 from flintmq.errors import FlintError
 
 
@@ -109,6 +112,66 @@ def _stored(cluster: Cluster, topic: str, number: int, count: int) -> list[bytes
             found.append(message.body)
         connection.nothing_comes()
     return found
+
+
+def _publish(topic: str, body: bytes, producer: Any) -> Any:
+    return producer.pub(topic, body, timeout=PATIENCE_S)
+
+
+def _has(seen: list[Any], count: int) -> bool:
+    return len(seen) >= count
+
+
+def test_a_channel_begins_in_each_log_of_a_topic_without_partitions(cluster: Cluster, flavour: Flavour) -> None:
+    """It is consumed on where another node leads one of them from then on."""
+    topic = f"begun-{flavour.name}"
+    there: dict[str, Any] = {"nsqlookupd_http_addresses": _address(cluster)}
+    old = [b"old-%d" % number for number in range(30)]
+    with flavour.producer([address_of(node) for node in cluster.nodes]) as producer:
+        for body in old:
+            producer.call(partial(_publish, topic, body))
+    leaders = [cluster.leader_of_plain(topic, number) for number in range(3)]
+    assert len(set(leaders)) > 1, "one nsqd has not got all of it"
+    for number in range(3):
+        cluster.wait_in_sync(topic, 3, number)
+    for start in ("beginning", timedelta(hours=1), Start.offset(0)):
+        seen: list[Any] = []
+        with flavour.consumer(topic, "c", seen.append, start=start, **there) as consumer:
+            wait_until(partial(_has, seen, 30), "all of it")
+            assert set(consumer.call(lambda one: one.partitions)) == {0, 1, 2}
+        assert sorted(message.body for message in seen) == sorted(old)
+        assert {message.partition for message in seen} == {0, 1, 2}
+        assert all(message.internal_id >> 50 == message.partition for message in seen)
+        assert {message.trace_id for message in seen} == {None}
+    seen = []
+    with flavour.consumer(topic, "c", seen.append, start="beginning", **there) as consumer:
+        wait_until(lambda: len(seen) == 30, "all of it")
+        leaders[0].stop()
+        others = [address_of(node) for node in cluster.nodes if node is not leaders[0]]
+        wait_until(
+            lambda: len(led := consumer.call(lambda one: one.partitions)) == 3 and set(led.values()) <= set(others),
+            "it has followed the leaders",
+        )
+        with flavour.producer(others) as producer:
+            producer.call(partial(_publish, topic, b"new"))
+        wait_until(lambda: b"new" in [message.body for message in seen], "what is new")
+
+
+def test_a_channel_does_not_begin_in_one_log_of_several(cluster: Cluster, flavour: Flavour) -> None:
+    """A consumer that has addresses of nsqds does not know of the others, and says so; nothing is moved, or made."""
+    topic = f"direct-{flavour.name}"
+    with flavour.producer(address_of(cluster.nodes[0])) as producer:
+        producer.call(partial(_publish, topic, b"a"))
+    leader = cluster.leader_of_plain(topic)
+    for addresses in ([address_of(leader)], [address_of(node) for node in cluster.nodes]):
+        with (
+            pytest.raises(DiscoveryError, match="give nsqlookupd_http_addresses"),
+            flavour.consumer(topic, "c", print, start="beginning", nsqd_tcp_addresses=addresses) as consumer,
+        ):
+            if flavour.name == "asyncio":
+                consumer.call(lambda one: one.run())
+            wait_until(lambda: not connections_of(consumer), "it ends")
+    assert "c" not in cluster.nsqlookupd.get(f"/channels?topic={topic}")["channels"]
 
 
 def test_what_is_published_once_is_stored_once_and_in_order(cluster: Cluster, flavour: Flavour) -> None:

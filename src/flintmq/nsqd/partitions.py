@@ -92,6 +92,7 @@ def to_consume(
         return None
     if number is not None and number != NOT_A_NUMBER and number not in topic.partitions:
         raise _not_here(command, event.topic, number)
+    check_start(event, topic.meta.partition_num)
     if not event.is_ordered and is_order_must(topic, event.channel):
         what = f"{command} topic {event.topic} channel {event.channel} can only be consumed with SUB_ORDER"
         raise RemoteProtocolError("E_SUB_ORDER_IS_MUST", what, fatal=True)
@@ -107,6 +108,17 @@ def to_consume(
 
 def _is_number(number: int | None) -> bool:
     return number is not None and number != NOT_A_NUMBER
+
+
+def check_start(event: Subscribe, partition_num: int) -> None:
+    """See that a place to begin at says which partition it is in, where a topic has so many.
+
+    Raises:
+        RemoteProtocolError: it does not.
+    """
+    if event.start is not None and event.partition is None and partition_num > 1:
+        where = f"topic {event.topic} has {partition_num}: a place to begin at is in one of them"
+        raise bad_partition(event.command, f"is missing, and {where}")
 
 
 def bad_partition(command: str, what: str) -> RemoteProtocolError:

@@ -21,11 +21,12 @@ from __future__ import annotations
 from struct import Struct
 from typing import NamedTuple
 
-from flintmq.errors import LocalProtocolError, RemoteProtocolError
+from flintmq.errors import RemoteProtocolError
 from flintmq.message import LOCATION, NO_HEADERS, RAW_ID
 from flintmq.wire.bodies import HEADERS_SIZE as HEADERS_SIZE
 from flintmq.wire.bodies import TRACE_ID_MAX as TRACE_ID_MAX
 from flintmq.wire.commands import COMMANDS
+from flintmq.wire.params import NO_PARTITION
 
 STORED = Struct(">2sQQQI")
 
@@ -81,13 +82,16 @@ def sub_advanced(topic: str, channel: str, partition: int | None = None, start: 
     """Encode ``SUB_ADVANCED``: messages come as of ``SUB``, each with its place in the partition as of ``SUB_ORDER``.
 
     Args:
-        partition: None for every one that the nsqd has.
+        partition: None for every one that the nsqd has; with a start, for the only one of the topic.
         start: ``timestamp:<s>``, ``virtual_queue:<bytes>``, ``msgcount:<count>`` or ``special:-1``, in the partition:
             where the channel begins, if this is its first consumer.
     """
-    if start is not None and partition is None:
-        raise LocalProtocolError("E_BAD_PARTITION", f"start {start} without a partition; it is a place in one")
-    return COMMANDS["SUB_ADVANCED"].line(topic, channel, partition, start)
+    command = COMMANDS["SUB_ADVANCED"]
+    if start is None or partition is not None:
+        return command.line(topic, channel, partition, start)
+    written = command.line(topic, channel, 0, start).split(b" ")
+    written[3] = NO_PARTITION
+    return b" ".join(written)
 
 
 # -- answers and messages ----------------------------------------------------------------------------------------------

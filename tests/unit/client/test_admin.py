@@ -304,28 +304,28 @@ def test_starts_that_are_none(start: Any):
 
 def test_a_part_begins_once():
     beginning = Beginning(timedelta(seconds=100), 1000.0)
-    assert beginning.words("a:1", None, 1000.0) == (0, "timestamp:900")
-    assert beginning.words("a:1", 3, 9999.0) == (3, "timestamp:900"), "so long ago when it was made"
+    assert beginning.word("a:1", None, 1000.0) == "timestamp:900"
+    assert beginning.word("a:1", 3, 9999.0) == "timestamp:900", "so long ago when it was made"
     assert beginning.note("a:1", None) is True
     assert beginning.note("a:1", None) is False
-    assert beginning.words("a:1", None, 1000.0) == (None, None)
-    assert beginning.words("b:1", None, 1000.0) == (0, "timestamp:900")
+    assert beginning.word("a:1", None, 1000.0) is None
+    assert beginning.word("b:1", None, 1000.0) == "timestamp:900"
     assert beginning.note("a:1", 3) is True
-    assert beginning.words("b:1", 3, 1000.0) == (3, None), "a partition that has moved"
+    assert beginning.word("b:1", 3, 1000.0) is None, "a partition that has moved"
 
 
 def test_the_end_is_where_it_was_at_the_start():
     beginning = Beginning("end", 1000.7)
-    assert beginning.words("a:1", None, 1001.0) == (0, "special:-1")
-    assert beginning.words("late:1", None, 1000.7 + PROMPT_S + 1) == (0, "timestamp:1000")
+    assert beginning.word("a:1", None, 1001.0) == "special:-1"
+    assert beginning.word("late:1", None, 1000.7 + PROMPT_S + 1) == "timestamp:1000"
 
 
 def test_what_has_begun_is_bounded():
     beginning = Beginning("beginning", 0.0)
     for number in range(PART_COUNT_MAX + 2):
         assert beginning.note(f"{number}:1", None)
-    assert beginning.words("0:1", None, 0.0) == (0, "timestamp:0")
-    assert beginning.words(f"{PART_COUNT_MAX}:1", None, 0.0) == (None, None)
+    assert beginning.word("0:1", None, 0.0) == "timestamp:0"
+    assert beginning.word(f"{PART_COUNT_MAX}:1", None, 0.0) is None
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, True, "3", 10**18])

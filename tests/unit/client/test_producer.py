@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from datetime import timedelta
 from urllib.parse import parse_qs, urlsplit
 
@@ -521,6 +522,27 @@ class LateLookup(ListedNodes):
 
 def discovering_of_two(world, listed, **options):
     return world.producer(nsqlookupd_http_addresses=["l:4161", "dead:4161"], fetch=listed, **options)
+
+
+def test_that_no_nsqlookupd_answers_is_told_now_and_then(client, caplog):
+    """While they are asked every second, because a publish waits."""
+
+    async def scenario(world):
+        listed = ListedNodes()
+        listed.is_down = True
+        async with discovering(world, listed, timeout=65) as producer:
+            waiting = asyncio.create_task(producer.pub("t", b"x"))
+            await asyncio.sleep(50)
+            assert len(listed.asked) >= 40
+            assert 2 <= caplog.text.count("discovery of t failed") <= 5
+            listed.is_down = False
+            listed.all = ["a"]
+            began = world.now
+            await waiting
+            assert world.now - began < 3
+
+    with caplog.at_level(logging.WARNING):
+        run(scenario, "a", client=client)
 
 
 def test_an_nsqlookupd_that_has_not_answered_is_named(client):

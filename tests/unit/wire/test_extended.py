@@ -21,6 +21,7 @@ def test_commands_name_the_partition():
     assert extended.sub_advanced("t", "c") == b"SUB_ADVANCED t c\n"
     assert extended.sub_advanced("t", "c", 3) == b"SUB_ADVANCED t c 3\n"
     assert extended.sub_advanced("t", "c", 3, "timestamp:17") == b"SUB_ADVANCED t c 3 timestamp:17\n"
+    assert extended.sub_advanced("t", "c", None, "msgcount:1") == b"SUB_ADVANCED t c -1 msgcount:1\n"
     assert extended.sub_advanced("t", "c", 0, "special:-1") == b"SUB_ADVANCED t c 0 special:-1\n"
 
 
@@ -105,7 +106,6 @@ def test_a_body_that_is_cut_is_told_or_shorter(
         (lambda: extended.sub_order("t", "?", 1), "E_BAD_CHANNEL"),
         (lambda: extended.sub_advanced("t", "?", 1), "E_BAD_CHANNEL"),
         (lambda: extended.sub_advanced("t", "c", -1), "E_BAD_PARTITION"),
-        (lambda: extended.sub_advanced("t", "c", None, "msgcount:1"), "E_BAD_PARTITION"),
         (lambda: extended.sub_advanced("t", "c", 1, "msgcount:-1"), "E_INVALID"),
         (lambda: extended.sub_advanced("t", "c", 1, "special:-1\n"), "E_INVALID"),
         (lambda: built.pub_trace("?", 1, 1, b"x"), "E_BAD_TOPIC"),

@@ -176,7 +176,7 @@ class Consumer(ConsumerState[Value]):
         lookup = None
         if settings.lookups:
             fetch = settings.fetch or HttpFetch(settings.options)
-            lookup = Lookup(settings.lookups, settings.lookup_timeout_s, fetch)
+            lookup = Lookup(settings.lookups, settings.lookup_timeout_s, fetch, names_logs=settings.names_logs)
         self._subscriptions = Subscriptions(settings, lookup, weakly(self._fail, None))
         self._dead_letters: DeadLetters | None = None
         if dead_letter is not None:

@@ -48,7 +48,7 @@ class Lookup:
         seeds: ``http://host:port`` each.
         timeout_s: until an nsqlookupd must have answered.
         fetch: gets a URL; :class:`HttpFetch` if None.
-        access, is_counted: as for :func:`topic_path`.
+        access, names_logs: as for :func:`topic_path`.
         came_late: told of a topic when one has answered after the question for it was over: see :meth:`known`.
     """
 
@@ -58,14 +58,14 @@ class Lookup:
         timeout_s: float,
         fetch: Fetch | None = None,
         access: str = "r",
-        is_counted: bool = False,
+        names_logs: bool = False,
         came_late: Callable[[str], object] | None = None,
     ) -> None:
         self._directory = Directory(seeds)
         self._timeout_s = timeout_s
         self._fetch: Fetch = fetch or HttpFetch()
         self._access = access
-        self._is_counted = is_counted
+        self._names_logs = names_logs
         self._came_late = came_late
         self._answers = Answers(self._directory.addresses)
         self._turns = asyncio.Semaphore(CONCURRENT_MAX)
@@ -116,7 +116,7 @@ class Lookup:
         return self._answers.union(NODES_PATH)
 
     def _path(self, topic: str) -> str:
-        return topic_path(topic, self._access, self._is_counted)
+        return topic_path(topic, self._access, self._names_logs)
 
     # --- a question ---
 

@@ -576,8 +576,10 @@ class Producer(Client):
                 topology = replace(topology, nodes=await self._lookup.nodes())
         except DiscoveryError as error:
             self._note_error(error)
-            log.warning("discovery of %s failed: %s", topic, error)
+            if self._failure_log.is_new(topic, error, self._loop.time()):
+                log.warning("discovery of %s failed: %s", topic, error)
             return
+        self._failure_log.clear(topic)
         if not topology.nodes:
             reason = topology.reason if topology.is_refused else "the nsqlookupd list no nsqd"
             self._note_error(NoNsqd(topic, reason))

@@ -15,6 +15,7 @@ from flintmq.client.blocking.timers import Timers
 from flintmq.client.core.backoff import jittered_s
 from flintmq.client.core.discovery import NODES_PATH, topic_path
 from flintmq.client.core.publish import LOOKUP_JITTER
+from flintmq.client.core.reconnect import FailureLog
 from flintmq.client.core.routing import Routes
 from flintmq.client.core.topology import Topology
 from flintmq.env import Env
@@ -61,6 +62,7 @@ class Discovery:
         self._failed = failed
         self._asked: dict[str, bool] = {}  # lately; whether somebody wanted to ask again meanwhile
         self._under_way: dict[str, None] = {}
+        self._failure_log = FailureLog()
         self._refresh_at = timers.time() + interval_s
         self._gaps_at = 0.0
 
@@ -130,8 +132,10 @@ class Discovery:
         self._timers.call_later(min(LOOK_AGAIN_S, self._interval_s), self._end_asking, topic)
         if isinstance(outcome, DiscoveryError):
             self._failed(outcome)
-            log.warning("discovery of %s failed: %s", topic, outcome)
+            if self._failure_log.is_new(topic, outcome, self._timers.time()):
+                log.warning("discovery of %s failed: %s", topic, outcome)
             return
+        self._failure_log.clear(topic)
         if not outcome.nodes:
             reason = outcome.reason if outcome.is_refused else "the nsqlookupd list no nsqd"
             self._failed(NoNsqd(topic, reason))

@@ -115,4 +115,5 @@ class Subscriptions:
         following = self._consuming.subscribing.following
         assert self._lookup is not None
         assert following is not None
-        self._lookup.ask(topic_path(self._settings.topic, "r"), following.answered, wrong)
+        path = topic_path(self._settings.topic, "r", self._settings.names_logs)
+        self._lookup.ask(path, following.answered, wrong)

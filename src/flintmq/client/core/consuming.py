@@ -39,14 +39,13 @@ from flintmq.client.core.message import Delivery, Message, Value, is_hex, requeu
 from flintmq.client.core.of_one_process import Client
 from flintmq.client.core.settings import MAX_IN_FLIGHT_MAX, Settings
 from flintmq.client.core.stats import ConsumerStats
-from flintmq.client.core.subscribing import Subscribing, Targets, with_address
+from flintmq.client.core.subscribing import Subscribing, Targets, has_partitions, with_address
 from flintmq.client.core.timers import Timers
 from flintmq.client.core.topology import Topology
 from flintmq.client.core.unreadable import BLOCKING, REQUEUED, Unreadable, read_error
 from flintmq.client.options import whole
 from flintmq.errors import (
     BodyError,
-    DiscoveryError,
     FinFailed,
     FlintError,
     ProtocolError,
@@ -276,7 +275,7 @@ class Consuming:
         if not (link.is_extended or link.is_located):
             return True
         if link.is_located and link.partition is None and not is_hex(delivery.records[0][2]):
-            self.fail(_has_partitions(self.settings.topic))
+            self.fail(has_partitions(self.settings.topic))
             return False
         try:
             records, extensions = take_apart(delivery.records, link.is_extended, link.is_located)
@@ -457,7 +456,10 @@ class ConsumerState(Client, Generic[Value]):
 
     @property
     def partitions(self) -> dict[int, str]:
-        """The partitions that are subscribed now, and ``host:port`` of each one's nsqd; empty if the topic has none."""
+        """The partitions that are subscribed now, and ``host:port`` of each one's nsqd.
+
+        Empty if the topic has none; with ``start`` those that a cluster keeps of such a topic are named, too.
+        """
         found = {link.partition: link.address for link in self._consuming.connections() if link.partition is not None}
         return dict(sorted(found.items()))
 
@@ -470,9 +472,3 @@ def _give_back(delivery: Delivery) -> None:
     """Requeue messages that were never handed out."""
     for _, _, message_id, _ in delivery.records:
         delivery.link.requeue(message_id, 0)
-
-
-def _has_partitions(topic: str) -> DiscoveryError:
-    """Return what ends a consumer with ``start`` that was given the address of an nsqd whose topic has partitions."""
-    detail = "start= has to be told for each of them: give nsqlookupd_http_addresses, which know where they are"
-    return DiscoveryError(f"topic {topic} has partitions: {detail}")

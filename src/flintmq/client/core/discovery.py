@@ -31,6 +31,9 @@ CONCURRENT_MAX = 16  # questions at a time; a producer may have thousands of top
 PATIENCE_S = 1.0
 """So long those that have not answered yet are waited for when one of the others has."""
 
+BLIND_POLL_S = 5.0
+"""Between two polls that no nsqlookupd answers while something is missing: it is found so soon after their return."""
+
 NODES_PATH = "/nodes"
 LIST_PATH = "/listlookup"
 LISTS_INTERVAL_S = 60.0
@@ -185,19 +188,19 @@ class Directory:
         return tuple(first), last
 
 
-def topic_path(topic: str, access: str = "", is_counted: bool = False) -> str:
+def topic_path(topic: str, access: str = "", names_logs: bool = False) -> str:
     """Return what is asked for a topic's nsqd.
 
     Args:
         access: ``r`` for those that can be read from, ``w`` for those that can be written to; with the topic's
             metadata. NSQ's own nsqlookupd looks at neither.
-        is_counted: sequences are counted for each log, so logs are to be named also where a cluster keeps a topic that
-            has no partitions for anybody else.
+        names_logs: something is told to each log, as sequences that are counted for it or where a channel begins; so
+            logs are named also where a cluster keeps a topic that has no partitions for anybody else.
     """
     path = f"/lookup?topic={quote(topic, safe='')}"
     if not access:
         return path
-    return f"{path}&access={access}&metainfo=true{'&logs=true' if is_counted else ''}"
+    return f"{path}&access={access}&metainfo=true{'&logs=true' if names_logs else ''}"
 
 
 class PollTimes:
@@ -224,8 +227,14 @@ class PollTimes:
         self._next_s = self._soon_s
         return self._waiting_s > self._soon_s
 
-    def next_s(self, jittered: Callable[[float, float], float]) -> float:
-        """Seconds until the next poll; ``jittered(interval_s, jitter)`` spreads them."""
+    def next_s(self, jittered: Callable[[float, float], float], is_hasty: bool = False) -> float:
+        """Seconds until the next poll; ``jittered(interval_s, jitter)`` spreads them.
+
+        Args:
+            is_hasty: nobody answered the last one, and something is missing: at most ``BLIND_POLL_S``.
+        """
+        if is_hasty:
+            self._next_s = min(self._next_s, BLIND_POLL_S)
         self._waiting_s = self._next_s
         self._next_s = min(self._interval_s, 2 * self._next_s)
         return jittered(self._waiting_s, self._jitter)

@@ -1,7 +1,8 @@
 """Follows a topic: has the nsqlookupd asked again and again, soon after a loss, rarely when all is quiet.
 
 Rules of this file: one poll at a time; a topic with partitions is polled at least every ``PARTITIONED_POLL_S``, because
-leadership moves without a connection being lost, and every ``SOON_S`` while something is missing.
+leadership moves without a connection being lost, and every ``SOON_S`` while something is missing. While no nsqlookupd
+answers and something is missing, they are asked every few seconds; and soon again when they are back.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 
 from flintmq.client.core.backoff import jittered_s
 from flintmq.client.core.discovery import PollTimes
+from flintmq.client.core.reconnect import FailureLog
 from flintmq.client.core.routing import DISTRUST_S, Target
 from flintmq.client.core.timers import Timer, Timers
 from flintmq.client.core.topology import PARTITION_COUNT_MAX, Topology
@@ -62,6 +64,8 @@ class Following:
         self._is_asking = False
         self._is_stopped = False
         self._is_blind = False
+        self._has_lost = False
+        self._failure_log = FailureLog()
         self._distrusted: dict[tuple[int, str], float] = {}
 
     def start(self, timers: Timers) -> None:
@@ -82,13 +86,18 @@ class Following:
         if self._is_stopped:
             return
         if isinstance(outcome, DiscoveryError):
-            log.warning("discovery of %s failed: %s", self._topic, outcome)
+            assert self._timers is not None
+            if self._failure_log.is_new(self._topic, outcome, self._timers.time()):
+                log.warning("discovery of %s failed: %s", self._topic, outcome)
             if not self._is_blind:
                 self._times.hurry()
             self._is_blind = True
             self._failed(outcome)
         else:
-            self._is_blind = False
+            if self._is_blind:  # nsqd register one by one with nsqlookupd that are back
+                self._times.hurry()
+                self._failure_log.clear(self._topic)
+            self._is_blind = self._has_lost = False
             self.topology = outcome
             if outcome.is_partitioned:
                 self._times.limit(PARTITIONED_POLL_S, SOON_S)
@@ -99,6 +108,7 @@ class Following:
 
     def hurry(self) -> None:
         """Ask soon: something was lost."""
+        self._has_lost = True
         if self._times.hurry() and self.is_polled and not self._is_asking:
             self._poll_later()
 
@@ -135,7 +145,9 @@ class Following:
         if self._timer is not None:
             self._timer.cancel()
         assert self._timers is not None
-        self._timer = self._timers.call_later(self._times.next_s(self._jittered), self._poll)
+        is_lacking = self._has_lost or not (self.topology.nodes or self.topology.leaders)
+        is_hasty = self._is_blind and is_lacking
+        self._timer = self._timers.call_later(self._times.next_s(self._jittered, is_hasty), self._poll)
 
     def _jittered(self, interval_s: float, jitter: float) -> float:
         return jittered_s(interval_s, jitter, self._env.random.random())

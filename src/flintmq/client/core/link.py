@@ -323,7 +323,7 @@ class Link(ABC):
         """Subscribe, and say where the channel begins.
 
         Args:
-            named: the partition as nsqd is told it, see :class:`flintmq.client.core.start.Beginning`.
+            named: the partition as nsqd is told it; None: what it has of the topic, which with a start must be all.
             start: None: it goes on where it is.
         """
         self.partition = partition

@@ -158,6 +158,19 @@ def is_hex(message_id: bytes) -> bool:
     return message_id[0] >= _FIRST_HEX_DIGIT
 
 
+def split_any_id(message_id: bytes) -> tuple[int | None, int | None]:
+    """Internal id and trace id of a message of a partition; of one with NSQ's own id no trace id.
+
+    Such an id is no number where nsqd does not keep to what it promises.
+    """
+    if not is_hex(message_id):
+        return split_id(message_id)
+    try:
+        return int(message_id, 16), None
+    except ValueError:
+        return None, None
+
+
 def take_apart(
     records: Sequence[Record], is_extended: bool, is_located: bool
 ) -> tuple[list[Record], dict[bytes, Extension]]:
@@ -220,18 +233,21 @@ class Message(OfOneProcess, Generic[Value]):
 
     @property
     def partition(self) -> int | None:
-        """The partition it is of; None on a topic without partitions, as for the next two."""
+        """The partition it is of; None on a topic without partitions, as for the next two.
+
+        With ``start`` it is that of the log in which a cluster keeps such a topic, too; only the trace id is None then.
+        """
         return self._delivery.partition
 
     @property
     def internal_id(self) -> int | None:
         """``partition << 50 | sequence``: what nsqd calls it, apart from the trace id."""
-        return None if self._delivery.partition is None else split_id(self.id)[0]
+        return None if self._delivery.partition is None else split_any_id(self.id)[0]
 
     @property
     def trace_id(self) -> int | None:
         """The trace id that it was published with; 0 if it was not."""
-        return None if self._delivery.partition is None else split_id(self.id)[1]
+        return None if self._delivery.partition is None else split_any_id(self.id)[1]
 
     @property
     def offset(self) -> int | None:

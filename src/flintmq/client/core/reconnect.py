@@ -165,26 +165,29 @@ class _State(Generic[Key]):
 
 
 class FailureLog:
-    """Says which failures to connect are worth a line: new ones, and every ``TOLD_EVERY_S`` those that last."""
+    """Says which failures are worth a line, to connect or to find a topic: new ones, and those that last every
+    ``TOLD_EVERY_S``.
+    """
 
     def __init__(self) -> None:
         self._told: dict[str, tuple[str, float]] = {}
 
-    def is_new(self, address: str, error: FlintError, now: float) -> bool:
+    def is_new(self, what: str, error: FlintError, now: float) -> bool:
         """Whether a failure is to be told.
 
         Args:
+            what: has failed: an address, a topic.
             now: seconds on the owner's clock.
         """
-        text, told_at = self._told.get(address, ("", 0.0))
+        text, told_at = self._told.get(what, ("", 0.0))
         if text == str(error) and now < told_at + TOLD_EVERY_S:
             return False
-        self._told.pop(address, None)
-        self._told[address] = str(error), now
+        self._told.pop(what, None)
+        self._told[what] = str(error), now
         while len(self._told) > TOLD_COUNT_MAX:
             del self._told[next(iter(self._told))]
         return True
 
-    def clear(self, address: str) -> None:
-        """Note that an nsqd is connected."""
-        self._told.pop(address, None)
+    def clear(self, what: str) -> None:
+        """Note that it is well again."""
+        self._told.pop(what, None)

@@ -70,7 +70,7 @@ class ConsumerOptions(TypedDict, total=False):
         start: where the channel begins, if it has no other consumer then: a datetime with a time zone, a timedelta (so
             long ago), ``"beginning"``, ``"end"``, :meth:`Start.offset` or :meth:`Start.count`; each time that this
             consumer starts. Only FlintMQ's and Youzan's nsqd; with ``nsqd_tcp_addresses`` only topics without
-            partitions.
+            partitions that no cluster keeps in several logs.
         trace: log every message to ``flintmq.trace``; the consumer's attribute of that name can be changed while it
             runs.
         telemetry: a span of OpenTelemetry around the handler, which continues the producer's trace.
@@ -214,6 +214,7 @@ class Settings:
         self.desired_tag = checked_tag(rest["desired_tag"])
         self.wants_headers = switch(rest["headers"], "headers")
         self.beginning = new_beginning(rest["start"], ordered, self.env)
+        self.names_logs = self.beginning is not None
 
     @property
     def backs_off(self) -> bool:

@@ -110,11 +110,11 @@ class Beginning:
         self._prompt_until_s = now_s + PROMPT_S
         self._begun: dict[str | int, None] = {}
 
-    def words(self, address: str, partition: int | None, now_s: float) -> tuple[int | None, str | None]:
-        """Partition and start for a ``SUB_ADVANCED``; the only partition of a topic without any is number 0."""
+    def word(self, address: str, partition: int | None, now_s: float) -> str | None:
+        """Start for a ``SUB_ADVANCED``; None: the part goes on where it is."""
         if _part(address, partition) in self._begun:
-            return partition, None
-        return partition or 0, self._text if now_s <= self._prompt_until_s else self._late_text
+            return None
+        return self._text if now_s <= self._prompt_until_s else self._late_text
 
     def note(self, address: str, partition: int | None) -> bool:
         """Note that a part has begun; False if it had already."""

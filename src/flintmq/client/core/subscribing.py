@@ -7,7 +7,8 @@ Rules of this file:
 - In order means ``SUB_ORDER``, or ``SUB_ORDERED`` where nsqd is Youzan's (:class:`OrderCommands`); an nsqd that answers
   E_INVALID to the one is asked again as the other, on a new connection, and that is remembered.
 - nsqd is told that headers are understood where the nsqlookupd say that the topic has them: it refuses anything else.
-- Where the channel begins is said with ``SUB_ADVANCED``, to each nsqd or partition once.
+- Where the channel begins is said with ``SUB_ADVANCED``, to each nsqd or partition once. So in a cluster the partitions
+  of every topic are asked for (:attr:`Settings.names_logs`); an nsqd that has to be told so refuses what names none.
 - What is said of the topic ends the consumer (``TOPIC_CODES``), what is said of an nsqd only when all say so.
 
 Source: Youzan's smart client, "Nsqd Connection Handling" and "Ordered Message Consumption"; Youzan's TCP protocol.
@@ -23,6 +24,7 @@ from typing import Protocol
 from flintmq.client.core.flow import Flow
 from flintmq.client.core.following import Following
 from flintmq.client.core.link import Answered, Link
+from flintmq.client.core.reconnect import FailureLog
 from flintmq.client.core.routing import Target
 from flintmq.client.core.settings import Settings
 from flintmq.client.core.start import NS_PER_S
@@ -38,6 +40,9 @@ log = logging.getLogger("flintmq.client")
 OTHER_NAME_COUNT_MAX = 10_000
 TOPIC_CODES = ("E_SUB_ORDER_IS_MUST", "E_SUB_CHANNEL_NOT_REGISTERED")
 """Codes that say something of the topic, not of the nsqd that answers: trying another one is of no use."""
+
+NO_PARTITION_CODE = "E_BAD_PARTITION"
+"""The answer to a start where the topic has several partitions and none was named."""
 
 EXTEND_CODES = ("E_SUB_EXTEND_NEED", "E_SUB_EXTEND_FORBIDDON")
 DOUBT_S = 10.0
@@ -89,6 +94,7 @@ class Subscribing:
         self._fail = fail
         self._timers: Timers | None = None
         self._refusals = Refusals()
+        self._failure_log = FailureLog()
         self._order_commands = OrderCommands()
         self._doubted_since: float | None = None
 
@@ -126,7 +132,9 @@ class Subscribing:
         with self._lock:
             if settings.beginning is not None:
                 now_s = settings.env.clock.wall_ns() / NS_PER_S
-                named, start = settings.beginning.words(*target, now_s)
+                start = settings.beginning.word(*target, now_s)
+                is_only_one = partition is None and start is not None and YOUZAN_MARK in link.features.version
+                named = 0 if is_only_one else partition
                 link.sub_advanced(topic, channel, partition, named, start, answered)
             elif settings.is_ordered:
                 assert partition is not None
@@ -173,9 +181,12 @@ class Subscribing:
         wanted = [str(target) for target in self._targets.listed]
         self._refusals.note(str(target), error, wanted)
         if error is None:
+            self._failure_log.clear(str(target))
             self._doubted_since = None
             return
-        log.warning("cannot consume from nsqd %s: %s", target, error)
+        assert self._timers is not None
+        if self._failure_log.is_new(str(target), error, self._timers.time()):
+            log.warning("cannot consume from nsqd %s: %s", target, error)
         self._tell(with_address(error, target.address))
         code = error.code if isinstance(error, NsqdError) else ""
         if self.following is not None and target.partition is not None:
@@ -183,6 +194,12 @@ class Subscribing:
                 self.following.distrust(target)
             else:
                 self.following.hurry()
+        if code == NO_PARTITION_CODE and target.partition is None:
+            if self.following is None:
+                self._fail(has_partitions(self._settings.topic))
+            else:  # the nsqlookupd that was asked does not know of them yet
+                self.following.hurry()
+            return
         if code in TOPIC_CODES or (code in EXTEND_CODES and not self._is_in_doubt()):
             self._fail(error)
         refusal = self._refusals.of_all(wanted)
@@ -218,6 +235,12 @@ class Subscribing:
             leader = topology.leaders.get(link.partition, link.address)
             if leader != link.address:
                 link.abort(f"partition {link.partition} is led by {leader} now")
+
+
+def has_partitions(topic: str) -> DiscoveryError:
+    """Return what ends a consumer with ``start`` that was given the address of an nsqd whose topic has partitions."""
+    detail = "start= has to be told for each of them: give nsqlookupd_http_addresses, which know where they are"
+    return DiscoveryError(f"topic {topic} has partitions: {detail}")
 
 
 def with_address(error: FlintError, address: str) -> FlintError:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from flintmq.wire.extended import split_id
+from flintmq.client.core.message import split_any_id
 
 if TYPE_CHECKING:
     from flintmq.client.core.message import Delivery
@@ -79,7 +79,7 @@ def received(topic: str, channel: str, delivery: Delivery, partition: int | None
     if not log.isEnabledFor(logging.INFO):
         return
     for _, attempts, message_id, _ in delivery.records:
-        internal_id, trace_id = (None, None) if partition is None else split_id(message_id)
+        internal_id, trace_id = (None, None) if partition is None else split_any_id(message_id)
         extension = None if delivery.extensions is None else delivery.extensions.get(message_id)
         has_position = extension is not None and extension.offset >= 0
         line = _Received(

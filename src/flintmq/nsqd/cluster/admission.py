@@ -113,6 +113,7 @@ class Admission:
         topics, name, number = self._broker.topics, event.topic, event.partition
         is_named = number is not None and number != NOT_A_NUMBER
         if self.is_replicated(name):
+            partitions.check_start(event, self._partition_num(name))
             if name not in topics or (
                 is_named
                 and number is not None
@@ -183,7 +184,13 @@ class Admission:
             ended = Ended()
             ended.end(refusal)
             return ended
-        return self._serving.prepare(client, event, self.is_replicated(event.topic))
+        is_replicated = self.is_replicated(event.topic)
+        if is_replicated:
+            try:
+                partitions.check_start(event, self._partition_num(event.topic))
+            except RemoteProtocolError:
+                return None  # nothing is made for what is refused
+        return self._serving.prepare(client, event, is_replicated)
 
     def _why_no_part(self, command: str, topic: str, fatal: bool) -> RemoteProtocolError | None:
         """Return the error for a topic of the cluster, in which this node takes part no longer; None: it does."""
@@ -227,6 +234,10 @@ class Admission:
         """Whether a partition may be read here; also of what is no business of the cluster."""
         led = self._led.get((topic, number))
         return led.is_ready if led is not None else not self.is_replicated(topic)
+
+    def _partition_num(self, topic: str) -> int:
+        """Of a topic of the cluster, whether or not it has partitions for clients."""
+        return len(self._view.of_topic.get(topic, {}).keys() | self._replicas.of_topic(topic).keys())
 
     def _is_of_cluster(self, topic: str, number: int) -> bool:
         return (topic, number) in self._view.partitions or number in self._replicas.of_topic(topic)

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from flintmq.client.blocking.timers import Timers
-from flintmq.client.core.discovery import PollTimes
+from flintmq.client.core.discovery import BLIND_POLL_S, Node, PollTimes
 from flintmq.client.core.following import PARTITIONED_POLL_S, SOON_S, Following
+from flintmq.client.core.reconnect import TOLD_EVERY_S
 from flintmq.client.core.routing import DISTRUST_S, Target
 from flintmq.client.core.topology import Topology
 from flintmq.client.options import system_env
@@ -89,6 +90,51 @@ def test_a_failure_takes_nothing_away_and_is_hurried_once(world):
     world.pass_time(first_s)
     world.following.answered(DiscoveryError("still none"))
     assert world.wait_s() > first_s
+
+
+def test_while_nobody_answers_it_is_asked_every_few_seconds_and_told_now_and_then(world, caplog):
+    """Whatever the interval is: nothing is consumed where nothing was found before."""
+    waits, began = [], world.timers.time()
+    while world.timers.time() < began + 10 * TOLD_EVERY_S:
+        world.following.answered(DiscoveryError("none"))
+        waits.append(world.wait_s())
+        world.pass_time(waits[-1])
+    assert max(waits) <= BLIND_POLL_S
+    assert len(waits) <= 10 * TOLD_EVERY_S / SOON_S / 2, "nor is it a flood"
+    assert 5 <= caplog.text.count("discovery of t failed: none") <= 11
+    assert len(world.failed) == len(waits), "the application is told of each"
+
+
+def test_while_nobody_answers_and_nothing_is_lost_it_is_asked_rarely(world):
+    answer = Topology(nodes=(Node("a", 1),))
+    world.following.answered(answer)
+    for _ in range(9):
+        world.pass_time(world.wait_s())
+        world.following.answered(DiscoveryError("none"))
+    assert world.wait_s() > 10 * BLIND_POLL_S
+    world.following.hurry()
+    for _ in range(9):
+        world.pass_time(world.wait_s())
+        world.following.answered(DiscoveryError("none"))
+        assert world.wait_s() <= BLIND_POLL_S
+    for _ in range(9):
+        world.pass_time(world.wait_s())
+        world.following.answered(answer)
+    assert world.wait_s() > 10 * BLIND_POLL_S
+
+
+def test_soon_again_when_they_are_back(world):
+    """They have just started, and nsqd register one by one."""
+    for _ in range(10):
+        world.following.answered(Topology())
+        world.pass_time(world.wait_s())
+    world.following.answered(DiscoveryError("none"))
+    for _ in range(5):
+        world.pass_time(world.wait_s())
+        world.following.answered(DiscoveryError("none"))
+    world.pass_time(world.wait_s())
+    world.following.answered(Topology())
+    assert world.wait_s() == pytest.approx(2.0, abs=0.01)
 
 
 def test_whom_it_distrusts_is_told_for_a_while(world):
