@@ -263,6 +263,43 @@ async def test_what_a_handler_waits_for_is_cancelled(nsqd: MemoryNsqd, style: st
     assert nsqd.counts("t", "c").deferred == 1
 
 
+@pytest.mark.parametrize("style", ["handler", "block", "callback"])
+def test_what_is_run_with_asyncio_in_a_thread_is_cancelled(nsqd: MemoryNsqd, style: str):
+    """Nobody cancels a thread: it is its message's failure, and the consumer goes on."""
+
+    async def cancelled() -> None:
+        task = asyncio.create_task(asyncio.sleep(NEVER_S))
+        await asyncio.sleep(0)
+        task.cancel()
+        await task
+
+    seen: list[bytes] = []
+
+    def handler(message: Message) -> None:
+        seen.append(message.body)
+        if message.body == b"bad":
+            asyncio.run(cancelled())
+
+    nsqd.publish("t", b"bad", b"good")
+    options: dict[str, Any] = {"nsqd_tcp_addresses": nsqd.tcp_address, "backoff": 0}
+    if style == "callback":
+        options |= {"max_attempts": 1, "on_giving_up": handler, "requeue_delay": 0}
+    else:
+        options |= {"requeue_delay": NEVER_S, "max_requeue_delay": NEVER_S}
+    consumer = flintmq.sync.Consumer("t", "c", **options, handler=None if style == "block" else handler)
+    with consumer:
+        if style == "block":
+            for message in consumer:
+                with message:
+                    handler(message)
+                if len(seen) == 2:
+                    break
+        else:
+            threading.Thread(target=consumer.run, daemon=True).start()
+        wait_until(lambda: b"good" in seen, "it goes on with the next message")
+    assert seen[0] == b"bad"
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_a_callback_that_is_cancelled_from_within_has_failed(nsqd: MemoryNsqd, is_async: bool):
     def plain(message: Message) -> None:

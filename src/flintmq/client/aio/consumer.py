@@ -24,9 +24,10 @@ from flintmq.client.aio.home import Home, check_loop
 from flintmq.client.aio.http import HttpFetch
 from flintmq.client.aio.lookup import Lookup
 from flintmq.client.aio.subscribing import Subscriptions
+from flintmq.client.core.cancelling import cancelled_within
 from flintmq.client.core.consuming import CLOSE_WAIT_S, DRAIN_SAID_S, DRAIN_WAITS, ConsumerState, Consuming
 from flintmq.client.core.dead_letters import letter_headers
-from flintmq.client.core.handlers import Mode, call_in_place, cancelled_within, check_functions, mode_of, refuse_unrun
+from flintmq.client.core.handlers import Mode, call_in_place, check_functions, mode_of, refuse_unrun
 from flintmq.client.core.message import Delivery, Message, Value, pass_by, settle
 from flintmq.client.core.settings import MAX_IN_FLIGHT_MAX, ConsumerOptions, Settings
 from flintmq.client.core.weak_call import WeakCall, weakly

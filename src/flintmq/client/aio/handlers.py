@@ -23,7 +23,8 @@ from functools import partial
 from typing import Any
 
 from flintmq.client.aio.handler_thread import HandlerThread
-from flintmq.client.core.handlers import AsyncHandler, Handler, Mode, cancelled_within, is_async, refuse_unrun
+from flintmq.client.core.cancelling import cancelled_within
+from flintmq.client.core.handlers import AsyncHandler, Handler, Mode, is_async, refuse_unrun
 from flintmq.client.core.inbox import Inbox
 from flintmq.client.core.message import Message, let_go, settle, was_lost
 from flintmq.env import Env

@@ -29,6 +29,7 @@ from flintmq.client.blocking.pump import WAIT_S, Pump
 from flintmq.client.blocking.subscribing import Subscriptions
 from flintmq.client.blocking.thread_pool import ThreadPool
 from flintmq.client.blocking.timers import Timers
+from flintmq.client.core.cancelling import failure_of
 from flintmq.client.core.consuming import CLOSE_WAIT_S, DRAIN_SAID_S, DRAIN_WAITS, ConsumerState, Consuming
 from flintmq.client.core.dead_letters import letter_headers
 from flintmq.client.core.handlers import check_functions, refuse_unrun
@@ -278,8 +279,8 @@ class Consumer(ConsumerState[Value]):
             try:
                 if (result := handler(message)) is not None:
                     refuse_unrun(result)
-            except BaseException as error:
-                settle(message, error)
+            except BaseException as raised:
+                settle(message, error := failure_of(raised))
                 if not isinstance(error, Exception):
                     raise
             else:
@@ -536,8 +537,8 @@ class Consumer(ConsumerState[Value]):
                 headers = letter_headers(message, self.topic, self.channel, error)
                 self._dead_letters.publish(message.body, headers)
         except BaseException as raised:
-            settle(message, raised, is_given_up=True)
-            if not isinstance(raised, Exception):
+            settle(message, failure := failure_of(raised), is_given_up=True)
+            if not isinstance(failure, Exception):
                 raise
         else:
             settle(message, None)

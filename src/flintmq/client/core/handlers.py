@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
 from typing import Any, TypeAlias, TypeGuard
 
+from flintmq.client.core.cancelling import cancelled_within
 from flintmq.client.core.message import Delivery, Message, mark_finished, settle
 from flintmq.client.options import SOURCE
 from flintmq.errors import OptionError
@@ -92,13 +93,6 @@ def refuse_unrun(result: object) -> None:
         close()  # else Python warns of a coroutine that was never awaited
     kind = type(result).__name__
     raise TypeError(f"the function returned a {kind}, which does nothing before somebody runs it, and nobody does")
-
-
-def cancelled_within(error: BaseException) -> RuntimeError:
-    """Make a failure like any other of a cancellation that nobody meant for the handler."""
-    failure = RuntimeError("something that the handler waited for was cancelled, and the handler itself was not")
-    failure.__cause__ = error
-    return failure
 
 
 def call_in_place(

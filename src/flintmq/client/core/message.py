@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 import msgspec
 
+from flintmq.client.core.cancelling import failure_of
 from flintmq.client.core.of_one_process import OfOneProcess
 from flintmq.client.options import DELAY_MAX_S, MS_PER_S, Seconds, seconds
 from flintmq.errors import UNREADABLE_JSON, BodyError, LocalProtocolError, OptionError, TouchFailed
@@ -391,6 +392,8 @@ class Message(OfOneProcess, Generic[Value]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
+        if error is not None:
+            error = failure_of(error)
         settle(self, error)
         return isinstance(error, Exception)
 
