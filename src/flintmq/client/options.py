@@ -20,7 +20,7 @@ from functools import cache
 from typing import Any, TypeAlias, TypeVar, cast
 from urllib.parse import urlsplit
 
-from flintmq.addresses import format_address
+from flintmq.addresses import format_address, shown_url
 from flintmq.client.security import (
     ClientTls,
     Secret,
@@ -199,7 +199,7 @@ def http_addresses(value: str | Iterable[str], option: str = "nsqlookupd_http_ad
         url = item if "://" in item else f"http://{item}"
         scheme, _, rest = url.partition("://")
         if scheme not in ("http", "https") or not _is_host_and_port(rest.partition("/")[0]):
-            raise OptionError(option, item, "http://host:port, such as http://127.0.0.1:4161", SOURCE)
+            raise OptionError(option, shown_url(item), "http://host:port, such as http://127.0.0.1:4161", SOURCE)
         found[url.rstrip("/").removesuffix("/lookup")] = None
     if len(found) > NSQLOOKUPD_COUNT_MAX:
         raise OptionError(option, len(found), f"at most {NSQLOOKUPD_COUNT_MAX} addresses", SOURCE)

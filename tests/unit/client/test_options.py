@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 import flintmq.sync
-from flintmq.addresses import format_address
+from flintmq.addresses import format_address, shown_url
 from flintmq.client.options import (
     ConnectionOptions,
     addresses,
@@ -268,3 +268,12 @@ def test_overrides_replace_what_is_not_none():
 
 def test_the_real_world_has_a_name():
     assert system_env().hostname
+
+
+def test_a_url_is_shown_without_its_password():
+    assert shown_url("http://a:4161") == "http://a:4161"
+    assert shown_url("https://user:pass@word@a:4161") == "https://***@a:4161"
+    assert shown_url("user:pass@a:4161") == "***@a:4161"
+    with pytest.raises(OptionError) as refused:
+        http_addresses("http://user:pa/ss@a:4161")
+    assert "ss@" not in str(refused.value) and "pa/" not in repr(refused.value)

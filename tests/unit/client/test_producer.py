@@ -545,6 +545,24 @@ def test_that_no_nsqlookupd_answers_is_told_now_and_then(client, caplog):
         run(scenario, "a", client=client)
 
 
+@pytest.mark.parametrize("host", ["l", "dead"])
+def test_no_password_of_an_nsqlookupd_is_told(client, caplog, host):
+    async def scenario(world):
+        listed = HangingLookup()
+        listed.is_down = True
+        address = f"http://somebody:pass@word@{host}:4161"
+        async with world.producer(nsqlookupd_http_addresses=address, fetch=listed, timeout=2) as producer:
+            with pytest.raises(PublishRefused, match=rf"http://\*\*\*@{host}:4161") as refused:
+                await producer.pub("t", b"x")
+            await asyncio.sleep(10)
+            assert "word" not in f"{refused.value!r} {refused.value} {refused.value.__cause__} {producer!r}"
+
+    with caplog.at_level(logging.DEBUG):
+        run(scenario, client=client)
+    assert f"http://***@{host}:4161" in caplog.text
+    assert "word" not in caplog.text
+
+
 def test_an_nsqlookupd_that_has_not_answered_is_named(client):
     async def scenario(world):
         listed = HangingLookup()

@@ -11,6 +11,7 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
 
+from flintmq.addresses import shown_url
 from flintmq.client.admin import cluster, nsqd, nsqlookupd
 from flintmq.client.admin.question import TIMEOUT_S, Question, as_method, base_url
 from flintmq.client.admin.route import left_s, route_to
@@ -61,7 +62,7 @@ class Admin:
         self._route = route_to(address, self.address, options, switch(token_in_clear, "token_in_clear"))
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self.address}>"
+        return f"<{type(self).__name__} of {shown_url(self.address)}>"
 
     async def __aenter__(self) -> Self:
         return self

@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from flintmq.addresses import shown_url
 from flintmq.client.options import SOURCE
 from flintmq.errors import UNREADABLE_JSON, FlintError, OptionError, RemoteProtocolError
 
@@ -54,7 +55,7 @@ class HttpRefused(FlintError):
             advice = ""
         elif self.text == "TLS_REQUIRED":
             advice = "it names no HTTPS port: start it with --https-address"
-        text = f"{self.address} refused {self.request}: {self.status} {self.text}".rstrip()
+        text = f"{shown_url(self.address)} refused {self.request}: {self.status} {self.text}".rstrip()
         return f"{text} ({advice})" if advice else text
 
 

@@ -18,7 +18,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from flintmq.addresses import format_address
+from flintmq.addresses import format_address, shown_url
 from flintmq.client.admin.question import HttpRefused, Question
 from flintmq.client.options import ConnectionOptions
 from flintmq.net.http_exchange import tls_port
@@ -31,7 +31,7 @@ class TokenWithheld(HttpRefused):
     """A daemon asks for a token over plain HTTP, where it is not shown; nothing was done."""
 
     def __str__(self) -> str:
-        return f"{self.address} asks for a token over plain HTTP, and it is shown over TLS only"
+        return f"{shown_url(self.address)} asks for a token over plain HTTP, and it is shown over TLS only"
 
 
 class Step(NamedTuple):

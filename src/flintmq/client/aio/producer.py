@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Self, Unpack, overload
 from weakref import ref
 
+from flintmq.addresses import shown_url
 from flintmq.client.aio.connection import Connection
 from flintmq.client.aio.dropped import finish, watch
 from flintmq.client.aio.home import check_loop, running_loop
@@ -630,7 +631,7 @@ async def _follow(sender: Sender, routes: Routes, settings: ProducerSettings, lo
 
 
 def _where(settings: ProducerSettings) -> str:
-    return ", ".join(settings.nsqd or settings.lookups)
+    return ", ".join(settings.nsqd or map(shown_url, settings.lookups))
 
 
 def _stop(

@@ -19,6 +19,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable
 from urllib.parse import quote, urlsplit
 
+from flintmq.addresses import shown_url
 from flintmq.client.core.topology import Node, Remembered, Topology, parse_answer, parse_members, parse_nodes, unite
 from flintmq.client.options import NSQLOOKUPD_COUNT_MAX
 from flintmq.errors import DiscoveryError, FlintError
@@ -60,12 +61,12 @@ class Answers:
     def note(self, address: str, path: str, status: int, body: bytes) -> bool:
         """Keep an answer; False when it is none that can be used."""
         try:
-            answer = parse_answer(status, body, is_topic=path != NODES_PATH)
+            answer = parse_answer(status, body, path != NODES_PATH, has_password="@" in address)
         except DiscoveryError as error:
             return self.note_failure(address, error)
         self._slow.pop(address, None)
         if self._failing.pop(address, None) is not None:
-            log.info("nsqlookupd %s answers again", address)
+            log.info("nsqlookupd %s answers again", shown_url(address))
         self._count += 1
         remembered = self._known.pop((address, path), None)
         if remembered is None:
@@ -85,9 +86,9 @@ class Answers:
         """
         self._slow.pop(address, None)
         if not isinstance(error, OSError | FlintError):
-            log.error("asking nsqlookupd %s failed by a mistake: %r", address, error, exc_info=error)
+            log.error("asking nsqlookupd %s failed by a mistake: %r", shown_url(address), error, exc_info=error)
         if address not in self._failing:
-            log.warning("nsqlookupd %s is skipped: %s", address, error)
+            log.warning("nsqlookupd %s is skipped: %s", shown_url(address), error)
         while len(self._failing) > ANSWER_COUNT_MAX:
             del self._failing[next(iter(self._failing))]
         self._failing[address] = str(error)
@@ -118,7 +119,9 @@ class Answers:
 
     def no_answer(self, path: str) -> DiscoveryError:
         """The exception for a question that none of them answered."""
-        reasons = "; ".join(f"{address}: {self._failing.get(address, 'no answer yet')}" for address in self.addresses)
+        reasons = "; ".join(
+            f"{shown_url(address)}: {self._failing.get(address, 'no answer yet')}" for address in self.addresses
+        )
         return DiscoveryError(f"no nsqlookupd answered {path}: {reasons}")
 
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from flintmq.addresses import shown_url
 from flintmq.client.core import sharding
 from flintmq.client.core.link import AnswerLost
 from flintmq.client.core.once import GAP_CODE, Writers
@@ -225,7 +226,7 @@ class RetryRules:
         if not wanted:
             if gone := self._routes.why_gone(topic):
                 return gone
-            asked = listed(self._unanswered(), NAMED_MAX)
+            asked = listed([*map(shown_url, self._unanswered())], NAMED_MAX)
             return f"nothing is known of any nsqd{f', and there is no answer yet of {asked}' if asked else ''}"
         if missing := [address for address in wanted if address not in up]:
             return f"connecting to {listed(missing, NAMED_MAX)} takes long"

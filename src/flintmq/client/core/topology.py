@@ -153,11 +153,12 @@ class Topology:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def parse_answer(status: int, body: bytes, is_topic: bool = True) -> Answer:
+def parse_answer(status: int, body: bytes, is_topic: bool = True, has_password: bool = False) -> Answer:
     """Read an answer of /lookup or /nodes in either form.
 
     Args:
         is_topic: 404 means that the topic is not known, not that there is no such question.
+        has_password: a user and password were sent with the question.
 
     Raises:
         DiscoveryError: it says that something is wrong, or cannot be read.
@@ -166,7 +167,11 @@ def parse_answer(status: int, body: bytes, is_topic: bool = True) -> Answer:
     if is_topic and (status == 404 or reason == "TOPIC_NOT_FOUND"):  # the latter was a 500 before NSQ 1.0
         return Answer(reason=reason)
     if status != 200:
-        meaning = ", it asks for a token that it knows (lookup_token)" if status == 401 else ""
+        meaning = ""
+        if status == 401:
+            meaning = ", it asks for a token that it knows (lookup_token)"
+            if has_password:
+                meaning = ", it does not accept the user and password of its address, which were sent"
         raise DiscoveryError(f"status {status}: {reason or body[:100]!r}{meaning}")
     try:
         answer = _DATA.decode(data) or _Data()
