@@ -39,16 +39,40 @@ import re
 from enum import Enum
 from typing import Final
 
+from flintmq.addresses import shown_url
+
 UNREADABLE_JSON = (ValueError, RecursionError)
 """Errors of reading somebody else's JSON: not JSON, not of that form, not UTF-8, or nested too deeply."""
 
 _USER_OF_URL = re.compile(r"(://)[^\s,'\"]*@")
+_USER_OF_PLACE = re.compile(r"(?<![^\s,='\"])(?!\*\*\*@)[^\s,=:'\"/@]+:(?!//)[^\s,'\"]*@(?=[\w.\[])")
 _QUERY_OF_URL = re.compile(r"\?[^\s,'\"]+")
 
 
 def without_credentials(text: str) -> str:
-    """Return a text to show, in which URLs have neither user and password nor a query: either may hold a secret."""
-    return _QUERY_OF_URL.sub("?***", _USER_OF_URL.sub(r"\1***@", text)) if "@" in text or "?" in text else text
+    """Return a text to show, in which addresses have neither user and password nor a query: either may be secret.
+
+    An address is a URL, or ``user:password@host``.
+    """
+    if "@" in text:
+        text = _USER_OF_PLACE.sub("***@", _USER_OF_URL.sub(r"\1***@", text))
+    return _QUERY_OF_URL.sub("?***", text) if "?" in text else text
+
+
+def shown_value(value: object) -> object:
+    """Return the value of an option as it may be shown: none of its addresses has user, password or query.
+
+    In a text all is hidden up to its last ``@``, because a password may hold anything that would end an address.
+    """
+    if isinstance(value, tuple):
+        return tuple(map(shown_value, value))
+    if isinstance(value, list):
+        return [*map(shown_value, value)]
+    if not isinstance(value, str):
+        return value
+    if "://" in value or ":" in value.rpartition("@")[0]:
+        value = shown_url(value)
+    return _QUERY_OF_URL.sub("?***", value) if "?" in value else value
 
 
 class FlintError(Exception):
@@ -326,8 +350,15 @@ class OptionError(FlintError):
     def __str__(self) -> str:
         if self.value is UNKNOWN:
             return f"{self.source}: unknown option {self.option}; {self.allowed}"
-        given = without_credentials(f"{self.option}={self.value!r}")
-        return f"{self.source}: {given} is not allowed; {self.allowed}"
+        return f"{self.source}: {self.given} is not allowed; {self.allowed}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.option!r}, {shown_value(self.value)!r}, {self.allowed!r}, {self.source!r})"
+
+    @property
+    def given(self) -> str:
+        """Option and value as they may be shown: no address has user, password or query."""
+        return f"{self.option}={shown_value(self.value)!r}"
 
 
 class UsageError(FlintError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pickle
 import re
 import runpy
 import tomllib
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flintmq.errors import OptionError
+from flintmq.errors import OptionError, without_credentials
 from flintmq.nsqadmin.options import NsqadminOptions
 from flintmq.nsqd.options import NsqdOptions, node_id_of
 from flintmq.nsqlookupd.options import NsqlookupdOptions
@@ -38,6 +39,7 @@ from flintmq.options import (
     version_line,
 )
 from flintmq.options.durations import DURATION_NS_MAX
+from flintmq.options.table import StartRefused
 from flintmq.tools.nsq_to_http import ToHttpOptions
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -796,3 +798,39 @@ def test_any_command_line_gives_options_or_an_option_error(words):
 def test_the_real_environment_is_not_read_behind_the_back(monkeypatch):
     monkeypatch.setitem(os.environ, "FLINTMQ_NSQD_SYNC_EVERY", "9")
     assert nsqd().sync_every == 2500
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("somebody:hidden@a:1", "'***@a:1'"),
+        ("http://somebody:hid@den,'x y@a:1", "'http://***@a:1'"),
+        (("http://hidden@a:1", "b:1"), "('http://***@a:1', 'b:1')"),
+        (["a:1/auth?secret=hidden"], "['a:1/auth?***']"),
+        ("name@host", "'name@host'"),
+        (b"a:b@c", "b'a:b@c'"),
+        (5, "5"),
+    ],
+)
+def test_an_error_shows_no_password_of_an_address(value, shown):
+    error = OptionError("--lookupd", value, "host:port", "flag")
+    assert str(error) == f"flag: --lookupd={shown} is not allowed; host:port"
+    assert repr(error) == f"OptionError('--lookupd', {shown}, 'host:port', 'flag')"
+    assert "hidden" not in str(StartRefused("--lookupd", value, "host:port", "flag"))
+    assert pickle.loads(pickle.dumps(error)).value == value
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("--auth-http-address=somebody:hid@den@a:1", "--auth-http-address=***@a:1"),
+        (
+            "--cluster-store=https://u:hidden@a:1,https://u:hidden@b:1?x=1",
+            "--cluster-store=https://***@a:1,https://***@b:1?***",
+        ),
+        ("asking u:hidden@a, and 12:30 at b", "asking ***@a, and 12:30 at b"),
+        ("mail name@host: soon", "mail name@host: soon"),
+    ],
+)
+def test_a_text_is_shown_without_the_credentials_of_addresses(text, shown):
+    assert without_credentials(text) == shown

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from flintmq.errors import without_credentials
+from flintmq.errors import shown_value
 from flintmq.options.resolve import Resolved
 from flintmq.options.table import Options, Row, rows, variable_prefix
 
@@ -84,7 +84,8 @@ def _without_secrets(value: Any) -> Any:
     named = _NAMED_SECRET.fullmatch(value)
     if named is not None:
         return f"{named[1]}***"
-    return without_credentials(value) if "://" in value else value
+    is_address = "://" in value or ":" in value.rpartition("@")[0]
+    return shown_value(value) if is_address else value
 
 
 def example_file(table: type[Options]) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
-from flintmq.errors import OptionError, without_credentials
+from flintmq.errors import OptionError
 from flintmq.options.kinds import Duration, Kind, NsqRefusal
 
 Origin = Literal["nsq", "youzan", "flintmq"]
@@ -30,7 +30,7 @@ class StartRefused(OptionError):
     """NSQ refuses it too when it starts; the text begins with NSQ's words, which scripts look for."""
 
     def __str__(self) -> str:
-        return f"{self.allowed} ({self.source}: {without_credentials(f'{self.option}={self.value!r}')})"
+        return f"{self.allowed} ({self.source}: {self.given})"
 
 
 def refused(option: str, value: object, error: ValueError, source: str) -> OptionError:

@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from flintmq.addresses import shown_url
 from flintmq.client.admin.route import Routes, Step, TokenWithheld
 from flintmq.client.security import Token, obtain_token
 from flintmq.env import Env
@@ -195,11 +196,11 @@ class Asker:
             return None
         if answer.status != _HTTP_OK:
             meaning = ": it asks for a token that it knows" if answer.status == _HTTP_UNAUTHORIZED else ""
-            raise NoAnswer(address, f"it answers {answer.status} to {path}{meaning}")
+            raise NoAnswer(shown_url(address), f"it answers {answer.status} to {path}{meaning}")
         try:
             found = msgspec.json.decode(answer.body)
         except UNREADABLE_JSON as error:
-            raise NoAnswer(address, f"its answer to {path} cannot be read: {error}") from error
+            raise NoAnswer(shown_url(address), f"its answer to {path} cannot be read: {error}") from error
         # nsqd and nsqlookupd of long ago put everything into "data"
         return found["data"] if isinstance(found, dict) and isinstance(found.get("data"), dict) else found
 
@@ -222,7 +223,7 @@ class Asker:
                 "place of nsqlookupd, --nsqd-http-address=https://HOST:PORT asks its HTTPS port, and "
                 f"--nsqd-http-address={address} shows it the token in clear"
             )
-            raise NoAnswer(address, reason) from error
+            raise NoAnswer(shown_url(address), reason) from error
         return answer
 
     async def _send(self, url: str, shows_token: bool) -> Answer:

@@ -33,7 +33,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from flintmq.addresses import format_address
+from flintmq.addresses import format_address, shown_url
 from flintmq.client.admin.health import store_away, store_read_only, troubles
 from flintmq.client.admin.results import ClusterStatus
 from flintmq.client.admin.route import Route, Step, wants_tls
@@ -329,7 +329,7 @@ class Doctor:
     # -- nsqlookupd ----------------------------------------------------------------------------------------------------
 
     async def _examine_lookup(self, address: str) -> tuple[list[Finding], tuple[Node, ...] | None]:
-        subject = f"nsqlookupd {address}"
+        subject = f"nsqlookupd {shown_url(address)}"
         try:
             info = await self._get(f"{address}/info")
             found = await self._get(f"{address}/nodes")
@@ -373,9 +373,10 @@ class Doctor:
         known: dict[str, ClusterStatus] = {}
         without: list[str] = []
         for address in lookups:
+            subject = f"nsqlookupd {shown_url(address)}"
             answer = await self._try_get(f"{address}/cluster/status")
             if answer is None or self._refused(answer):
-                findings.append(Finding(NOTE, f"nsqlookupd {address}", "its cluster cannot be asked for"))
+                findings.append(Finding(NOTE, subject, "its cluster cannot be asked for"))
                 continue
             if answer.status != 200:
                 without.append(address)
@@ -384,9 +385,9 @@ class Doctor:
                 status = _STATUS.decode(answer.body)
             except UNREADABLE_JSON as error:
                 text = f"/cluster/status cannot be read: {error}"
-                findings.append(Finding(PROBLEM, f"nsqlookupd {address}", text, "run releases that fit together"))
+                findings.append(Finding(PROBLEM, subject, text, "run releases that fit together"))
                 continue
-            named.setdefault(status.cluster_id, []).append(address)
+            named.setdefault(status.cluster_id, []).append(shown_url(address))
             known[address] = status
         if not known:
             return findings
@@ -395,15 +396,17 @@ class Doctor:
             text = f"nsqlookupds are of different clusters: {'; '.join(map(', '.join, named.values()))}"
             findings.append(Finding(PROBLEM, "clusters", text, "give all the same --cluster-store and --cluster"))
         for address in without:
+            subject = f"nsqlookupd {shown_url(address)}"
             text = "it is in no cluster, and others are: who asks it does not find leaders"
-            findings.append(Finding(WARNING, f"nsqlookupd {address}", text, "give it --cluster-store as the others"))
+            findings.append(Finding(WARNING, subject, text, "give it --cluster-store as the others"))
         for address, status in known.items():
+            subject = f"nsqlookupd {shown_url(address)}"
             if (away := store_away(status)) and not store_away(best):
                 advice = "others have it: can the store be reached from there? its log says more"
-                findings.append(Finding(WARNING, f"nsqlookupd {address}", away, advice))
+                findings.append(Finding(WARNING, subject, away, advice))
             if (read_only := store_read_only(status)) and not store_read_only(best):
                 advice = "others say that it does: may its user of the store write, by all its addresses? see its log"
-                findings.append(Finding(WARNING, f"nsqlookupd {address}", read_only, advice))
+                findings.append(Finding(WARNING, subject, read_only, advice))
         found = troubles(best)
         if all(each.level == NOTE for each in found):
             count = sum(len(topic.partitions) for topic in best.topics)
@@ -423,7 +426,7 @@ class Doctor:
         missing = [address for address in lookups if address not in seen.listed_by]
         if missing:
             level = WARNING if seen.listed_by else PROBLEM
-            text = f"is not registered with {', '.join(missing)}"
+            text = f"is not registered with {', '.join(map(shown_url, missing))}"
             advice = "give it --lookupd-tcp-address of every nsqlookupd; clients that ask only that one do not find it"
             seen.findings.append(Finding(level, _name(seen.node), text, advice))
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, ClassVar
 
+from flintmq.addresses import shown_url
 from flintmq.client.aio.consumer import Consumer
 from flintmq.client.aio.producer import Producer
 from flintmq.client.core.message import Message, are_bare, finish_all
@@ -309,7 +310,7 @@ class Destinations:
         self._guard = LoopGuard() if options.may_loop else None
         lookups = options.destination_lookupd_http_address
         if lookups:
-            self._producers = {",".join(lookups): Producer(nsqlookupd_http_addresses=lookups, **shared)}
+            self._producers = {",".join(map(shown_url, lookups)): Producer(nsqlookupd_http_addresses=lookups, **shared)}
         else:
             addresses = dict.fromkeys(options.destination_nsqd_tcp_address)
             self._producers = {address: Producer(address, **shared) for address in addresses}

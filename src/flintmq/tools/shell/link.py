@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from flintmq.addresses import format_address
+from flintmq.addresses import format_address, shown_url
 from flintmq.client.options import ConnectionOptions, http_addresses, tcp_addresses
 from flintmq.errors import ConnectionFailed, FlintError, OptionError
 from flintmq.tools.shell.arguments import HOST, LOOKUPD_HTTP_PORT, NSQD_TCP_PORT, split_host
@@ -248,7 +248,7 @@ class Link:
             if unusable:
                 raise next(iter(unusable.values()))
             what = "no nsqd at all" if topic is None else f"no nsqd with topic {topic}"
-            raise NothingThere(f"nsqlookupd {', '.join(self.lookupd)} knows {what}")
+            raise NothingThere(f"nsqlookupd {', '.join(map(shown_url, self.lookupd))} knows {what}")
         for address, why in unusable.items():
             self._unusable[address] = None
             self.note_failed(address, why)
