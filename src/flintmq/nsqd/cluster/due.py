@@ -9,12 +9,13 @@ Source: docs/decisions/0017.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import Callable
 
 from flintmq.cluster.view import PartitionId
-from flintmq.errors import FlintError
-from flintmq.nsqd.cluster.rounds import Rounds
+from flintmq.errors import DiskFull, FlintError
+from flintmq.nsqd.cluster.rounds import Failures, Rounds
 from flintmq.nsqd.cluster.table import Copy
 
 log = logging.getLogger(__name__)
@@ -41,19 +42,30 @@ class Due(Rounds[PartitionId]):
     ) -> None:
         super().__init__(loop, settle, lambda partition: "{}/{}".format(*partition), may_settle, schedule)
         self._schedule = schedule
+        self._failures = Failures(loop)
 
     def ended(self, copy: Copy, error: BaseException | None, what: str) -> None:
         """Something that was done with a copy has ended.
 
         Args:
-            error: that it ended with; it is told.
+            error: that it ended with; it is told. That there is no room on the disk is told of one copy for all.
             what: it was.
         """
         copy.is_busy = False
         if error is not None:
-            trace = None if isinstance(error, FlintError | ValueError | OSError) else error
-            log.error("CLUSTER: %s/%d: %s failed: %s", *copy.partition, what, error, exc_info=trace)
+            cause = error.__cause__
+            is_full = any(map(_is_full, (error, cause)))
+            if self._failures.is_new(what if is_full else (copy.partition, what), (type(error), type(cause))):
+                trace = None if isinstance(error, FlintError | ValueError | OSError) else error
+                more = "; it is said of this copy alone until it goes well with one" if is_full else ""
+                log.error("CLUSTER: %s/%d: %s failed: %s%s", *copy.partition, what, error, more, exc_info=trace)
             self.note_later(copy.partition, FAILED_AGAIN_S)
         else:
+            self._failures.clear(what)
+            self._failures.clear((copy.partition, what))
             self.note(copy.partition)
         self._schedule()
+
+
+def _is_full(error: BaseException | None) -> bool:
+    return isinstance(error, DiskFull) or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT))

@@ -1,7 +1,7 @@
 """Things that have to be looked at when the turn has ended: each once, however often that was noted.
 
 Rules of this file: what fails is told, looked at again a little later, and is not felt by the others; so many at a time
-that others of the loop have their turn between.
+that others of the loop have their turn between. A failure that stays the same is told now and then.
 """
 
 from __future__ import annotations
@@ -19,7 +19,41 @@ AGAIN_S = 0.2
 SLICE_COUNT = 128
 """Things that are looked at before others of the loop have their turn: some 20 ms."""
 
+TOLD_EVERY_S = 60.0
+"""Before a failure that stays the same is told again."""
+TOLD_MAX = 10_000
+"""Failures that are remembered; of more than these the oldest are told again sooner."""
+
 Item = TypeVar("Item", bound=Hashable)
+
+
+class Failures:
+    """Says which failures are worth a line in the log: new ones, and those that last every ``TOLD_EVERY_S``."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._told: dict[Hashable, tuple[Hashable, float]] = {}
+
+    def is_new(self, what: Hashable, kind: Hashable) -> bool:
+        """Whether a failure is to be told.
+
+        Args:
+            what: has failed.
+            kind: of failure. It is no text where that has numbers which change while the reason stays, as free bytes.
+        """
+        now = self._loop.time()
+        told_kind, told_at = self._told.get(what, (None, now))
+        if told_kind == kind and now < told_at + TOLD_EVERY_S:
+            return False
+        self._told.pop(what, None)
+        self._told[what] = kind, now
+        if len(self._told) > TOLD_MAX:
+            del self._told[next(iter(self._told))]
+        return True
+
+    def clear(self, what: Hashable) -> None:
+        """Note that it is well again."""
+        self._told.pop(what, None)
 
 
 class Rounds(Generic[Item]):
@@ -47,6 +81,7 @@ class Rounds(Generic[Item]):
         self._looked = looked
         self._noted: dict[Item, None] = {}
         self._is_coming = False
+        self._look_failures = Failures(loop)
 
     def note(self, item: Item) -> None:
         """Look at something when the turn has ended; may be called in the middle of things."""
@@ -81,8 +116,11 @@ class Rounds(Generic[Item]):
             try:
                 self._look(item)
             except Exception as error:
-                log.error("CLUSTER: %s: %r", self._name(item), error, exc_info=error)
+                if self._look_failures.is_new(item, type(error).__name__):
+                    log.error("CLUSTER: %s: %r", self._name(item), error, exc_info=error)
                 self.note_later(item)
+            else:
+                self._look_failures.clear(item)
         if self._noted:
             self._come()
         self._looked()

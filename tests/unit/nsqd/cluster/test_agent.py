@@ -49,6 +49,9 @@ class Loop:
         self.due: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self.begun: list[Coroutine[Any, Any, None]] = []
 
+    def time(self) -> float:
+        return 0.0
+
     def call_soon(self, call: Callable[..., None], *args: Any) -> None:
         self.due.append((call, args))
 
