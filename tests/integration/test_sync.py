@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -10,6 +11,8 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
+import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sized
 from concurrent.futures import ThreadPoolExecutor
@@ -667,6 +670,34 @@ def test_threads_share_one_producer(nsqd):
     with Consumer("t", "c", nsqd_tcp_addresses=address_of(nsqd), max_in_flight=2000) as consumer:
         seen = [message.body for message in take(consumer, 1200)]
     assert len(set(seen)) == 1200
+
+
+@pytest.mark.parametrize("kind", ["producer", "consumer"])
+def test_what_nothing_refers_to_closes_its_connections_and_ends_its_threads(nsqd, kind):
+    def flintmq_threads() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith("flintmq")]
+
+    def is_gone() -> bool:
+        gc.collect()  # a thread may refer to it for a moment
+        return gone() is None and not flintmq_threads() and len(os.listdir("/proc/self/fd")) <= file_count
+
+    gc.collect()
+    wait_until(lambda: not flintmq_threads(), "those of other tests have ended")
+    file_count = len(os.listdir("/proc/self/fd"))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        client: Any
+        if kind == "producer":
+            client = Producer(address_of(nsqd))
+            client.pub("t", b"x")
+        else:
+            client = Consumer("t", "c", nsqd_tcp_addresses=address_of(nsqd))
+            client.start()
+        assert len(os.listdir("/proc/self/fd")) > file_count
+        gone = weakref.ref(client)
+        del client
+        wait_until(is_gone, lambda: f"{gone()} {flintmq_threads()}")
+    assert [str(each.message) for each in told if each.category is ResourceWarning] == []
 
 
 def test_a_fork_shares_no_connection(nsqd):

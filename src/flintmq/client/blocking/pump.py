@@ -20,6 +20,7 @@ from contextlib import ExitStack
 
 from flintmq.client.blocking.connection import Connection
 from flintmq.client.blocking.fork import watch as fork_watch
+from flintmq.client.blocking.gone import close_with
 from flintmq.client.blocking.lock import Lock
 from flintmq.client.blocking.thread_pool import no_thread
 from flintmq.client.blocking.ticker import Ticker
@@ -78,6 +79,7 @@ class Pump:
         self._wakeup, self._waker = socket.socketpair()
         for end in (self._wakeup, self._waker):
             end.setblocking(False)
+            close_with(self, end.close)  # but not the selector, which refers to connections, and they to this
         self._selector.register(self._wakeup, selectors.EVENT_READ)
         self._start_ticker()
 

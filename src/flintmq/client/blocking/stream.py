@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from flintmq.client.blocking.fork import watch
+from flintmq.client.blocking.gone import close_with
 from flintmq.client.options import split_address, why_unreachable
 from flintmq.errors import ConnectionFailed, FlintError
 from flintmq.net.tls_engine import StandardTls, TlsFailed, TlsInterrupted
@@ -67,6 +68,7 @@ class Stream:
         self._unsent = bytearray()
         self._read = b""
         watch(self)
+        close_with(self, connected.close)
 
     def after_fork(self) -> None:
         """In a child: the connection is the parent's, which would otherwise not be rid of it when it closes it."""
