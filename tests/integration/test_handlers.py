@@ -8,7 +8,10 @@ from __future__ import annotations
 import ast
 import asyncio
 import functools
+import gc
+import sys
 import threading
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -316,6 +319,52 @@ async def test_a_callback_that_is_cancelled_from_within_has_failed(nsqd: MemoryN
     ) as consumer:  # fmt: skip
         await until(lambda: consumer.stats().failed)
         await until(lambda: nsqd.counts("t", "c").deferred)
+
+
+@pytest.mark.parametrize("style", ["task", "run", "with", "thread", "on_giving_up"])
+def test_a_handler_that_goes_with_its_event_loop_is_silent(
+    nsqd: MemoryNsqd, style: str, monkeypatch: pytest.MonkeyPatch
+):
+    """An event loop is closed while handlers run in it, as a test or a framework may do."""
+    told: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda found: told.append((found.exc_value, found.object)))
+    loop = asyncio.new_event_loop()
+    begun: list[asyncio.Future[None]] = []
+    tasks: list[asyncio.Task[None]] = []
+
+    async def hang(message: Message) -> None:
+        begun.append(loop.create_future())
+        await begun[0]
+
+    options: dict[str, Any] = {"handler": behind_a_decorator(hang, as_it_is=False) if style == "thread" else hang}
+    if style == "on_giving_up":
+        options = {"handler": _fail, "on_giving_up": hang, "max_attempts": 1}
+
+    async def begin() -> Consumer:
+        consumer = Consumer("t", "c", nsqd_tcp_addresses=nsqd.tcp_address, **options)
+        if style == "run":
+            tasks.append(loop.create_task(consumer.run()))
+        elif style == "with":
+            tasks.append(loop.create_task(use(consumer)))
+        else:
+            await consumer.start()
+        await until(lambda: begun)
+        return consumer
+
+    async def use(consumer: Consumer) -> None:
+        async with Producer(nsqd.tcp_address), consumer:
+            await loop.create_future()
+
+    nsqd.publish("t", b"x")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        consumer = loop.run_until_complete(begin())
+        loop.close()
+        begun.clear()
+        tasks.clear()
+        del consumer
+        gc.collect()
+    assert told == []
 
 
 async def test_a_worker_that_is_cancelled_while_the_consumer_runs_ends_it_aloud(nsqd: MemoryNsqd):

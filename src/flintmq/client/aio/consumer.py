@@ -20,7 +20,7 @@ from flintmq.client.aio import handlers
 from flintmq.client.aio.connection import Connection
 from flintmq.client.aio.dead_letters import DeadLetters, LetterProducer
 from flintmq.client.aio.dropped import finish, watch
-from flintmq.client.aio.home import Home, check_loop
+from flintmq.client.aio.home import Home, check_loop, is_of_closed_loop
 from flintmq.client.aio.http import HttpFetch
 from flintmq.client.aio.lookup import Lookup
 from flintmq.client.aio.subscribing import Subscriptions
@@ -212,7 +212,7 @@ class Consumer(ConsumerState[Value]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.close()
+        await self._close_behind(error)
 
     async def start(self) -> None:
         """Connect, subscribe, and start the handler.
@@ -237,8 +237,8 @@ class Consumer(ConsumerState[Value]):
             self._start_workers()
             await self._subscriptions.reconnector.all_tried()
             self._consuming.raise_failure()
-        except BaseException:
-            await self.close()
+        except BaseException as error:
+            await self._close_behind(error)
             raise
 
     async def run(self) -> None:
@@ -255,8 +255,10 @@ class Consumer(ConsumerState[Value]):
             self._check_loop()
         try:
             await self._stopped.wait()
-        finally:
-            await self.close()
+        except BaseException as error:
+            await self._close_behind(error)
+            raise
+        await self.close()
         self._consuming.raise_failure()
 
     def stop(self) -> None:
@@ -284,6 +286,10 @@ class Consumer(ConsumerState[Value]):
     def _cancel_tasks(self) -> None:
         for task in self._tasks:
             task.cancel()
+
+    async def _close_behind(self, error: BaseException | None) -> None:
+        if not is_of_closed_loop(error, self._home.loop):
+            await self.close()
 
     async def close(self) -> None:
         """Stop, let handlers end (at most ``drain_timeout``), send their answers, and close the connections."""
@@ -443,13 +449,14 @@ class Consumer(ConsumerState[Value]):
             settle(message, None)
 
     async def _settle_given_up_later(self, message: Message[Any], error: BodyError | None, result: object) -> None:
+        task = asyncio.current_task()
         try:
             await handlers.run_out(result)
             if self._dead_letters is not None and not message.is_answered:
                 headers = letter_headers(message, self.topic, self.channel, error)
                 await self._dead_letters.publish(message.body, headers)
         except BaseException as raised:  # noqa: BLE001 - what is not to be answered is raised again
-            handlers.settle_raised(message, raised, is_given_up=True)
+            handlers.settle_raised(message, raised, task, is_given_up=True)
         else:
             settle(message, None)
 

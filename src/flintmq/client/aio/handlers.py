@@ -102,12 +102,13 @@ def worker(mode: Mode, inbox: Inbox, handler: Handler, env: Env, name: str) -> C
 
 async def work(inbox: Inbox, handler: AsyncHandler) -> None:
     """Be one worker that awaits an ``async def`` handler."""
+    task = asyncio.current_task()
     async for message in iterate(inbox):
         try:
             if (result := await handler(message)) is not None:
                 await run_out(result)
         except BaseException as error:  # noqa: BLE001 - what is not to be answered is raised again
-            settle_raised(message, error)
+            settle_raised(message, error, task)
         else:
             settle(message, None)
 
@@ -123,18 +124,30 @@ async def run_out(result: object) -> None:
     refuse_unrun(result)
 
 
-def settle_raised(message: Message[Any], error: BaseException, *, is_given_up: bool = False) -> None:
+def settle_raised(
+    message: Message[Any], error: BaseException, task: asyncio.Task[Any] | None, *, is_given_up: bool = False
+) -> None:
     """Answer a message whose handler has raised; what ends the worker too is raised again.
 
     A cancellation is the application's failure like any other, unless this very task is cancelled.
+
+    Args:
+        task: that runs the handler.
     """
-    task = asyncio.current_task()
-    assert task is not None
-    if isinstance(error, asyncio.CancelledError) and not task.cancelling():
+    if isinstance(error, GeneratorExit) and not _is_running(task):
+        raise error  # it is destroyed, because its event loop was closed: nobody can be answered any more
+    if isinstance(error, asyncio.CancelledError) and not (task is not None and task.cancelling()):
         error = cancelled_within(error)
     settle(message, error, is_given_up=is_given_up)
     if not isinstance(error, Exception):
         raise error
+
+
+def _is_running(task: asyncio.Task[Any] | None) -> bool:
+    try:
+        return task is not None and asyncio.current_task() is task
+    except RuntimeError:  # no event loop runs
+        return False
 
 
 class _Batch:
@@ -186,7 +199,7 @@ async def work_in_thread(inbox: Inbox, handler: Handler, thread: HandlerThread |
         thread: None: there are none, and ``env`` says how what blocks is run.
     """
     run_blocking = env.run_blocking if thread is None else thread.run
-    loop = asyncio.get_running_loop()
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
     size = 1
     try:
         while True:
@@ -217,7 +230,7 @@ async def work_in_thread(inbox: Inbox, handler: Handler, thread: HandlerThread |
                 try:
                     await run_out(returned)
                 except BaseException as error:  # noqa: BLE001 - what is not to be answered is raised again
-                    settle_raised(batch.current, error)
+                    settle_raised(batch.current, error, task)
                 else:
                     settle(batch.current, None)
     finally:

@@ -100,3 +100,8 @@ def check_loop(what: str, loop: asyncio.AbstractEventLoop | None) -> None:
             f"the {what} belongs to the event loop it was started in, which {state}: start and close a {what} in each "
             f"loop, or use flintmq.sync.{kind}, which needs none and serves any thread"
         )
+
+
+def is_of_closed_loop(error: BaseException | None, loop: asyncio.AbstractEventLoop | None) -> bool:
+    """Whether a coroutine is destroyed because its event loop was closed: nothing can be done there any more."""
+    return isinstance(error, GeneratorExit) and loop is not None and loop.is_closed()

@@ -26,7 +26,7 @@ from weakref import ref
 from flintmq.addresses import shown_url
 from flintmq.client.aio.connection import Connection
 from flintmq.client.aio.dropped import finish, watch
-from flintmq.client.aio.home import check_loop, running_loop
+from flintmq.client.aio.home import check_loop, is_of_closed_loop, running_loop
 from flintmq.client.aio.http import HttpFetch
 from flintmq.client.aio.lookup import Lookup
 from flintmq.client.aio.reconnect import Reconnector
@@ -199,7 +199,8 @@ class Producer(Client):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.close()
+        if not is_of_closed_loop(error, self._loop):
+            await self.close()
 
     async def start(self) -> None:
         """Connect. Returns when every nsqd was tried once; those that cannot be reached are tried again."""
@@ -233,8 +234,9 @@ class Producer(Client):
         self._reconnector.keep(settings.nsqd)
         try:
             await self._reconnector.all_tried()
-        except BaseException:
-            await self.close()
+        except BaseException as error:
+            if not is_of_closed_loop(error, self._loop):
+                await self.close()
             raise
 
     async def close(self) -> None:
