@@ -349,16 +349,17 @@ class OptionError(FlintError):
 
     def __str__(self) -> str:
         if self.value is UNKNOWN:
-            return f"{self.source}: unknown option {self.option}; {self.allowed}"
+            return f"{self.source}: unknown option {without_credentials(self.option)}; {self.allowed}"
         return f"{self.source}: {self.given} is not allowed; {self.allowed}"
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.option!r}, {shown_value(self.value)!r}, {self.allowed!r}, {self.source!r})"
+        option = without_credentials(self.option)
+        return f"{type(self).__name__}({option!r}, {shown_value(self.value)!r}, {self.allowed!r}, {self.source!r})"
 
     @property
     def given(self) -> str:
         """Option and value as they may be shown: no address has user, password or query."""
-        return f"{self.option}={shown_value(self.value)!r}"
+        return f"{without_credentials(self.option)}={shown_value(self.value)!r}"  # an address may stand in its place
 
 
 class UsageError(FlintError):

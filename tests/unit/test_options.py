@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flintmq.errors import OptionError, without_credentials
+from flintmq.errors import UNKNOWN, OptionError, without_credentials
 from flintmq.nsqadmin.options import NsqadminOptions
 from flintmq.nsqd.options import NsqdOptions, node_id_of
 from flintmq.nsqlookupd.options import NsqlookupdOptions
@@ -818,6 +818,13 @@ def test_an_error_shows_no_password_of_an_address(value, shown):
     assert repr(error) == f"OptionError('--lookupd', {shown}, 'host:port', 'flag')"
     assert "hidden" not in str(StartRefused("--lookupd", value, "host:port", "flag"))
     assert pickle.loads(pickle.dumps(error)).value == value
+
+
+@pytest.mark.parametrize("value", [UNKNOWN, "x"])
+@pytest.mark.parametrize("option", ["http://somebody:hidden@a:1", "--lookup=somebody:hidden@a:1"])
+def test_an_address_in_the_place_of_a_flag_is_shown_without_its_password(option, value):
+    error = OptionError(option, value, "give a flag", "flag")
+    assert "hidden" not in f"{error} {error!r}" and "***@a:1" in str(error) and "***@a:1" in repr(error)
 
 
 @pytest.mark.parametrize(
