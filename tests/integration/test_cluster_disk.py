@@ -201,7 +201,7 @@ def test_what_a_full_disk_left_of_a_copy_is_no_topic_of_the_node_alone(cluster: 
         wait_until(lambda: node.unfinished(topic, "ch") == 0, "what was finished is finished")
 
 
-def test_a_drain_goes_on_elsewhere_where_the_node_that_takes_a_copy_finds_no_room(cluster: Cluster) -> None:
+def test_a_drain_says_where_the_node_that_takes_a_copy_finds_no_room(cluster: Cluster) -> None:
     cluster.create(topic := next(_topics), 1, 1)
     leader = cluster.leader(topic)
     taker, spare = (each for each in cluster.nodes if each is not leader)
@@ -229,6 +229,8 @@ def test_a_drain_goes_on_elsewhere_where_the_node_that_takes_a_copy_finds_no_roo
         why = f"node {ids[taker.tcp[1]]} is to have a copy and has no room on its disk"
         wait_until(lambda: reason().startswith(why), lambda: f"{cluster.status()} {taker.log}")
         drain(spare, "&undo=true")
+        also = f"/cluster/node/drain?node={ids[taker.tcp[1]]}"
+        wait_until(lambda: cluster.nsqlookupd.request("POST", also).status == 200, "the master knows of the undo")
         assert cluster.leader(topic, but=leader) is spare
         wait_until(lambda: cluster.partition(topic)["replicas"] == [ids[spare.tcp[1]]], lambda: str(cluster.status()))
         with _consumer(spare, topic) as connection:

@@ -355,6 +355,8 @@ class Leading:
         self._is_swapping = False
         self._is_doubtful = False
         self._member_count = 0
+        self._is_short = False
+        """Whether members are waited for that may only have stood still, and there are too few others."""
         self._watched: tuple[Follower, ...] = ()
         """The other members of the in-sync set; while it is being changed, of both."""
         self._members: dict[str, set[Member]] = {}
@@ -387,7 +389,7 @@ class Leading:
     @property
     def is_writable(self) -> bool:
         """Whether a publish may be taken: it can be acknowledged by enough members."""
-        return not self.is_ended and not self.gives_up and self._has_enough()
+        return not self.is_ended and not self.gives_up and self._has_enough() and not self._is_short
 
     @property
     def gives_up(self) -> bool:
@@ -461,6 +463,7 @@ class Leading:
             return None
         if self._pending is not None:
             return self._pending  # its outcome has to be known before anything else is asked
+        self._is_short = False
         state = self.state
         out = [node for node in state.in_sync_nodes if node != self.node and self._must_leave(self.followers[node])]
         if out:
@@ -468,13 +471,15 @@ class Leading:
             if len(left.in_sync) >= self._min_in_sync:
                 return left
             given_up = self._given_up()
-            if given_up is None:
-                # with these members gone nobody else could ever lead, so who may only have stood still is waited for
-                return left if all(self._is_settled(self.followers[node]) for node in out) else None
-            if not self._reaches_enough():
-                return given_up if self._is_cut_off() else None
-            # who is heard of still may be cut off as well; then it is silent before the others count as unreached
-            return left if all(map(self._is_clear, self._watched)) else None
+            if given_up is not None:
+                if not self._reaches_enough():
+                    return given_up if self._is_cut_off() else None
+                # who is heard of still may be cut off as well; then it is silent before the others count as unreached
+                return left if all(map(self._is_clear, self._watched)) else None
+            if all(self._is_settled(self.followers[node]) for node in out):
+                return left
+            # with these members gone nobody else could ever lead, so who may only have stood still is waited for
+            self._is_short = True
         members = {member.node: member for member in state.in_sync}
         for node, follower in self.followers.items():
             if follower.member is not None and follower.member != members.get(node) and self._may_join(follower):

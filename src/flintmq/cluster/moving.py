@@ -6,7 +6,8 @@ that are to have nothing any more. So whoever is master next goes on where this 
 How a copy goes from one node to another: the new node is made one of ``replicas`` and the old one ``leaving``; the
 leader sends the new one what it lacks and takes it into the in-sync set; the leader hands over if it is the one that
 leaves; then ``leaving`` is emptied, the leader takes that node out of the in-sync set, and the node removes its files.
-Where the new node finds no room on its disk meanwhile, and the old one is drained, another one takes its place.
+Where the new node finds no room on its disk meanwhile, that is said, and an operator decides: another one that took its
+place would fill up as well, with two copies that are not whole.
 
 Invariants:
 
@@ -51,17 +52,12 @@ def _waits_for(away: Sequence[str]) -> str:
     )
 
 
-def _waits_for_room(full: Sequence[str], failure: FlintError | None) -> str:
-    """Return why a copy that is being made gets no further, and what to do.
-
-    Args:
-        full: the nodes that are to have it.
-        failure: why no other node takes the place of one; None: that was not to be.
-    """
-    other = "" if failure is None else f", and no other node can take its place: {failure}"
+def _waits_for_room(full: Sequence[str]) -> str:
+    """Return why a copy that is being made gets no further, and what to do."""
+    names = " ".join(full)
     return (
-        f"{_named(full)} is to have a copy and has no room on its disk{other}: free space there, or have other nodes "
-        "take it with flintmq node drain"
+        f"{_named(full)} is to have a copy and has no room on its disk: free space there, or have another node take it "
+        f"with flintmq node drain {names}"
     )
 
 
@@ -262,23 +258,15 @@ class Moving:
             return Step(partition, now, f"it stays where it is, {_named(gone)} is gone that it was to go to")
         kept = state.target or state.replicas
         making = [node for node in state.lacking if node in live and node in kept and node not in view.drains]
-        full = [node for node in making if live[node].is_full]
-        if len(full) < len(making):
-            return None  # one step at a time
-        is_drain = not state.target and any(node in view.drains for node in state.holders)
-        if full and not is_drain:
-            if state.leaving or state.target:  # a move, and an operator said where to
-                self.stuck[partition] = _waits_for_room(full, None)
+        if making:  # one step at a time
+            is_asked = state.leaving or state.target or any(node in view.drains for node in state.holders)
+            if is_asked and all(live[node].is_full for node in making):
+                self.stuck[partition] = _waits_for_room(making)
             return None
         try:
-            if full:
-                wanted, why = self._elsewhere(partition, state, full)
-            elif state.target:
-                wanted, why = state.target, "as was asked"
-            else:
-                wanted, why = self.wanted(partition, state, record)
+            wanted, why = (state.target, "as was asked") if state.target else self.wanted(partition, state, record)
         except (NoPlace, HostUnknown) as error:
-            self.stuck[partition] = _waits_for_room(full, error) if full else str(error)
+            self.stuck[partition] = str(error)
             if isinstance(error, TooFewFiles):
                 self._without_files[partition] = None
             return None
@@ -321,21 +309,6 @@ class Moving:
         if len(replicas) < record.meta.replica:
             return (*replicas, self.placed(partition, state, replicas)), f"{record.meta.replica} copies are wanted"
         return state.replicas, ""
-
-    def _elsewhere(
-        self, partition: PartitionId, state: PartitionState, full: Sequence[str]
-    ) -> tuple[tuple[str, ...], str]:
-        """Return the nodes that are to have a partition when another one takes the place of one without room, and why.
-
-        What a node says of its disk it takes back slowly (``nsqd/cluster/room.py``), so this goes to and fro no faster.
-
-        Raises:
-            NoPlace: no other node can take it.
-            HostUnknown: it is not known which nodes could have it.
-        """
-        (out, *_) = full
-        new = self.placed(partition, state, [node for node in state.replicas if node != out])
-        return tuple(new if node == out else node for node in state.replicas), f"node {out} has no room on its disk"
 
     def _dispensable(self, state: PartitionState, replicas: Sequence[str], going: Sequence[str]) -> str:
         """Return the copy that goes when there are too many."""

@@ -379,6 +379,7 @@ def test_others_that_may_only_have_stood_still_stay_in_sync_until_that_is_known(
             case.answer = True
             assert (leading.wanted_state().leader, leading.wanted_state().in_sync_nodes) == ("", ("b", "c"))
         case "are gone":
+            assert not leading.is_writable, "what is published meanwhile is refused at once"
             leading.gone("b")
             assert leading.wanted_state() is None, "c may live"
             leading.gone("c")
@@ -399,6 +400,19 @@ def test_others_that_may_only_have_stood_still_stay_in_sync_until_that_is_known(
             assert leading.wanted_state() is None, "it is silent anew"
             leading.heard("b")
             assert case.swap() == ("a", "b") and leading.is_writable
+
+
+def test_who_has_caught_up_joins_while_others_may_only_have_stood_still():
+    case = Strandable("a", "b")
+    case.answer = False
+    case.lose("b")
+    assert case.leading.wanted_state() is None and not case.leading.is_writable
+    case.connect("c")
+    case.leading.acked("c", 100, 0)
+    case.leading.progress_acked("c", 0, 0)
+    case.leading.floors_acked("c", 0, 0)
+    assert case.swap() == ("a", "b", "c")
+    assert case.swap() == ("a", "c") and case.leading.is_writable
 
 
 def test_a_leader_that_was_not_deposed_goes_on():

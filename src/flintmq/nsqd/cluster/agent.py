@@ -221,7 +221,8 @@ class Agent:
             Endings(keys, view, store, self._due, self._tasks), older_records, self.alone, self._due, engine.schedule,
             room, self._gone, lambda: self._is_store_older, lambda: not self.problem,
         )  # fmt: skip
-        self._room = DiskRoom(broker.free_bytes, self._write_error, self._room_changed)
+        write_errors = (lambda: broker.write_error, lambda: self._followings.write_error)  # copies alone may find none
+        self._room = DiskRoom(broker.free_bytes, write_errors, self._room_changed)
         self.admission = Admission(broker, node_id, view, table, self.serving, self._room, self.alone.why_refused)
         self.shown = Shown(
             node_id, self.incarnation, view, table, self._lease, self._peers, seen, store, self._gone, self.alone
@@ -435,10 +436,6 @@ class Agent:
             return  # it is asked again when it has begun
         self._record = msgspec.structs.replace(self._record, is_draining=is_draining)
         self._tasks.begin(self._lease.update(self._record), "telling the cluster that this node drains")
-
-    def _write_error(self) -> BaseException | None:
-        """Why something that is led here, or a copy, could not be stored last: copies alone may find no room."""
-        return self._followings.write_error or self._engine.broker.write_error
 
     def _room_changed(self) -> None:
         self._record = msgspec.structs.replace(self._own_record(), is_full=self._room.is_full)

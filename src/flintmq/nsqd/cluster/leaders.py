@@ -456,7 +456,10 @@ class Leaders:
         for node in wanted:
             if node not in led.linked:
                 led.linked[node] = None
-                self._peers.link(node).add(leading)
+                link = self._peers.link(node)
+                if node not in self._view.nodes and not link.is_connected:
+                    link.presume_dead()  # it was in sync until this node was elected, and may live again in a moment
+                link.add(leading)
 
     def _move_watermark(self, led: Led) -> None:
         watermark = led.leading.watermark

@@ -14,7 +14,7 @@ Source: docs/decisions/0017.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from flintmq.errors import DiskFull
 from flintmq.limits import BATCH_SIZE_MAX, DISK_RESERVE_BYTES
@@ -35,7 +35,7 @@ class DiskRoom:
 
     Args:
         free_bytes: returns how much there is.
-        write_error: returns why the last write failed; None when it did not.
+        write_errors: return why the last write of each kind failed; None when it did not.
         on_change: called when :attr:`is_full` has changed.
 
     Attributes:
@@ -43,13 +43,16 @@ class DiskRoom:
     """
 
     def __init__(
-        self, free_bytes: Callable[[], int], write_error: Callable[[], object], on_change: Callable[[], None]
+        self,
+        free_bytes: Callable[[], int],
+        write_errors: Sequence[Callable[[], object]],
+        on_change: Callable[[], None],
     ) -> None:
         self._free_bytes = free_bytes
-        self._write_error = write_error
+        self._write_errors = write_errors
         self._on_change = on_change
         self.is_full = False
-        self._seen: object = None
+        self._seen: list[object] = []
         self._looked_ns = 0
         self._failed_ns: int | None = None
         self._freed_ns: int | None = None
@@ -57,9 +60,9 @@ class DiskRoom:
 
     def tick(self, now_ns: int) -> None:
         """Look again, ten times a second."""
-        error = self._write_error()
-        is_new = isinstance(error, DiskFull) and error is not self._seen
-        self._seen = error
+        errors = [error for each in self._write_errors if isinstance(error := each(), DiskFull)]
+        is_new = not all(any(error is seen for seen in self._seen) for error in errors)
+        self._seen = list(errors)
         if is_new:
             self._failed_ns = now_ns
         if not is_new and now_ns - self._looked_ns < LOOK_NS:

@@ -103,7 +103,7 @@ class Case:
             env, engine, self.store, KEYS, "a", files, b"", clients, self._became_ready, lambda topic, meta: True,
             FileRoom(env.clock, lambda: 0),
         )  # fmt: skip
-        link = SimpleNamespace(add=lambda leading: None, remove=lambda topic, number: None)
+        link = SimpleNamespace(add=lambda leading: None, remove=lambda topic, number: None, is_connected=True)
         self.peers_ended: list[str] = []
         peers: Any = SimpleNamespace(
             link=lambda node: link, links=list, nodes_changed=lambda: None, is_registered=bool,

@@ -12,9 +12,11 @@ class Case:
     def __init__(self) -> None:
         self.free = PLENTY
         self.error: Exception | None = None
+        self.copies: Exception | None = None
         self.changes: list[bool] = []
         self.now_ns = LOOK_NS
-        self.room = DiskRoom(lambda: self.free, lambda: self.error, lambda: self.changes.append(self.room.is_full))
+        errors = (lambda: self.error, lambda: self.copies)
+        self.room = DiskRoom(lambda: self.free, errors, lambda: self.changes.append(self.room.is_full))
 
     def pass_time(self, duration_ns: int) -> None:
         end_ns = self.now_ns + duration_ns
@@ -53,6 +55,21 @@ def test_a_write_that_finds_no_room_counts_whatever_the_file_system_says():
     case.error = WriteFailed("a segment", "the disk is gone")
     case.pass_time(LOOK_NS)
     assert case.changes == [True, False], "that is another matter"
+
+
+def test_writes_of_two_kinds_find_no_room_each_by_itself():
+    case = Case()
+    case.copies = WriteFailed("a copy", "it is damaged")
+    case.fail()
+    assert case.changes == [True], "the other one's error is another matter"
+    case.pass_time(HOLD_NS_MIN)
+    case.copies = DiskFull("a copy", case.free, 1)
+    case.pass_time(LOOK_NS)
+    case.pass_time(HOLD_NS_MAX)
+    assert case.changes == [True, False, True, False]
+    case.copies = None
+    case.pass_time(HOLD_NS_MAX)
+    assert case.changes == [True, False, True, False], "what is left was known"
 
 
 def test_it_goes_back_and_forth_ever_more_slowly():
