@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -22,7 +23,7 @@ from tests.spark.processes import NsqdProcess, environment
 from tests.spark.test_reader import numbered
 
 from flintmq import cli
-from flintmq.errors import OptionError, UsageError
+from flintmq.errors import NsqdError, OptionError, UsageError
 from flintmq.pipeline import archive as module
 from flintmq.pipeline import files, topics
 from flintmq.pipeline.archive import KINDS, Archived, LogGone, archive
@@ -169,20 +170,74 @@ def test_where_another_kind_of_job_writes(fake, tmp_path, kind):
     with pytest.raises(ArchiveError, match=said):
         archive(tmp_path, nsqd=fake.address, topic="t", format=kind)
     assert not [*tmp_path.glob("**/*.parquet"), *tmp_path.glob("_delta_log")]
-    (tmp_path / files.WRITER).unlink()
-    (tmp_path / files.STAGED / "5f3a9c01d2e4b677-0").mkdir(parents=True)  # as one that a release before has left
-    if kind == "parquet":
-        with pytest.raises(ArchiveError, match=r"\.staged in it has a directory, 5f3a9c01d2e4b677-0, .* of its own"):
-            archive(tmp_path, nsqd=fake.address, topic="t")
     of_archive = tmp_path / "archive"
     archive(of_archive, nsqd=fake.address, topic="t", format=kind)
     with pytest.raises(SinkError, match="archive writes to it"), files.shared(of_archive, "dedupe", SinkError):
         pass
     if kind == "parquet":
         (of_archive / files.WRITER).unlink()  # of a release before
-        with pytest.raises(SinkError, match="archive writes to it"), files.shared(of_archive, "dedupe", SinkError):
+        said = r"archive has written to it \(dt=.*/hour=.*\.parquet in it\), .*: give each a directory of its own"
+        with pytest.raises(SinkError, match=said), files.shared(of_archive, "dedupe", SinkError):
             pass
     archive(of_archive, nsqd=fake.address, topic="t", format=kind)
+    assert (of_archive / files.WRITER).read_text() == "archive\n"
+
+
+@pytest.mark.parametrize("note", [None, "", "\0\0\0\0"])  # of a release before; of a kill; of a loss of power
+@pytest.mark.parametrize(
+    ("left", "jobs"),
+    [
+        ("dt=2026-11-23/hour=14/5f3a9c01d2e4b677-0000000012-0003.parquet", {"dedupe", "--bad-rows"}),
+        (".staged/5f3a9c01d2e4b677-3/part.parquet", {"dedupe", "rollup", "--bad-rows"}),
+        ("5f3a9c01d2e4b677-0000000012-0003.parquet", {"rollup"}),
+        (f"dt=2026-11-23/hour=14/{FileName(PartitionKey('t', 0, '18eab4542c40c8c8'), 1, 9)}", {"archive"}),
+    ],
+)
+def test_whose_a_directory_is_tell_its_files(fake, tmp_path, note, left, jobs):
+    """Where it is not noted: who comes by mistake is refused, and the one whose it is goes on."""
+    place = tmp_path / left
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.touch()
+    if note is not None:
+        (tmp_path / files.WRITER).write_text(note)
+    before = sorted(tmp_path.rglob("*"))
+    if "archive" not in jobs:
+        fake.topic("t", numbered(1, 11))
+        with pytest.raises(ArchiveError, match=r"has written to it \(.*parquet|.staged/.* in it\), .* of its own"):
+            archive(tmp_path, nsqd=fake.address, topic="t")
+        assert sorted(tmp_path.rglob("*")) == before
+    for job in {"dedupe", "rollup", "--bad-rows"} - jobs:
+        with pytest.raises(SinkError, match="has written to it"), files.shared(tmp_path, job, SinkError):
+            pass
+    if "archive" in jobs:
+        with files.Archive(tmp_path) as begun:
+            begun.begin()
+    else:
+        with files.shared(tmp_path, min(jobs), SinkError):
+            pass
+    assert (tmp_path / files.WRITER).read_text().rstrip("\0") == f"{min(jobs)}\n"
+
+
+def test_an_archive_that_does_not_begin_leaves_a_directory_to_others(fake, tmp_path):
+    with pytest.raises(NsqdError, match="nosuch"):
+        archive(tmp_path, nsqd=fake.address, topic="nosuch")
+    with files.shared(tmp_path, "dedupe", SinkError):
+        pass
+
+
+def test_a_kind_of_job_that_could_not_be_noted_is_noted_by_the_next_one(tmp_path, monkeypatch):
+    """Of two kinds that share the lock one alone is noted, also where the note is there and empty."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", full)
+        with pytest.raises(SinkError, match="No space left"), files.shared(tmp_path, "dedupe", SinkError):
+            pass
+    said = pytest.raises(SinkError, match="rollup writes to it")
+    with files.shared(tmp_path, "rollup", SinkError), said, files.shared(tmp_path, "dedupe", SinkError):
+        pass
 
 
 def test_a_full_disk(fake, tmp_path, monkeypatch):

@@ -276,6 +276,7 @@ class _Job:
             FlintError: something is gone, or cannot be read or written; what else there was is archived.
         """
         survey = self._surveyor.look(timestamp_ns=self._options.starting_timestamp, is_waiting=True)
+        self._files.begin()
         gone = self._find_gone(survey)
         self._enter(survey)
         self._done.batch += 1

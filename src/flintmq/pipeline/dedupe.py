@@ -38,6 +38,7 @@ from flintmq.clock import SystemClock
 from flintmq.errors import UsageError
 from flintmq.options import MINUTE, SECOND, Choice, Duration, Items, Switch, Text, option
 from flintmq.pipeline.bodies import SchemaFlags, ticked, unused
+from flintmq.pipeline.files import DEDUPE
 from flintmq.pipeline.options import NO_END, SinkFlags, SourceFlags, StreamFlags, Work
 from flintmq.pipeline.runner import JobFailed, Runner, run_command
 from flintmq.pipeline.streams import (
@@ -164,7 +165,7 @@ def _run_queries(
         key, unique = _unique(rows, options.key, times)
         queries = Queries(options, name)
         if options.to:
-            queries.to_files(_without_hours(unique.drop(key)), options.to, "dedupe", by_hour=True)
+            queries.to_files(_without_hours(unique.drop(key)), options.to, DEDUPE, by_hour=True)
         else:
             place = ["concat_ws('/', topic, partition, log_id) AS from_log", "offset AS from_offset"]
             queries.to_topic(unique.selectExpr("body", *options.keep, *place), where)

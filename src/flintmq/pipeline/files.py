@@ -7,7 +7,7 @@
                                             partition
     DIRECTORY/.staged/...             what is being written; nobody reads it, and a start removes it
     DIRECTORY/.lock                   held by the one archive, or the jobs of another kind, that may write here
-    DIRECTORY/.writer                 the kind of job that writes here
+    DIRECTORY/.writer                 the kind of job that writes here; empty, as after a kill: not known yet
     DIRECTORY/.names                  held while names change: when a file gets its own, or small ones become one
     DIRECTORY/.logs                   logs that are gone, and where each was let go; 0: it has come back
 
@@ -44,12 +44,14 @@ LOCK = ".lock"
 WRITER = ".writer"
 NAMES = ".names"
 LOGS = ".logs"
-ARCHIVE = "archive"
+ARCHIVE, DEDUPE, ROLLUP, BAD_ROWS = "archive", "dedupe", "rollup", "--bad-rows"  # kinds of job, as .writer has them
 ROW_GROUP_BYTES = 32 << 20  # gathered in memory
 ROW_GROUP_ROWS = 250_000
 HOUR_US = 3_600_000_000
 
 _NAME = re.compile(r"(.+)-p(\d{4,})-([0-9a-f]{16})-(\d{14,})-(\d{14,})\.parquet")
+_BATCH_NAME = re.compile(r"[0-9a-f]{16}-\d{10,}-\d{4,}\.parquet")  # of a micro-batch, see streams
+_BATCH = re.compile(r"[0-9a-f]{16}-\d+")  # a directory with files that are to get such names
 _LOG = re.compile(r"(.+)/(\d{1,9})/([0-9a-f]{16})")
 _LET_GO = re.compile(rf"{_LOG.pattern} (\d{{1,19}})")
 
@@ -131,14 +133,13 @@ class Archive:
         self._lock = -1
 
     def __enter__(self) -> Self:
+        check_writer(self.directory, ARCHIVE)  # before anything is made in it
         try:
             (self.directory / STAGED).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ArchiveError(self.directory, f"it cannot be written: {error}") from error
-        check_writer(self.directory, ARCHIVE)
         self._lock = take(self.directory, LOCK, "another archive writes to it")
         try:
-            note_writer(self.directory, ARCHIVE)
             for left in (self.directory / STAGED).iterdir():
                 if left.is_dir() and not left.is_symlink():
                     what = f"{STAGED} in it has a directory, {left.name}, as jobs such as dedupe write them"
@@ -153,6 +154,16 @@ class Archive:
 
     def __exit__(self, *_: object) -> None:
         os.close(self._lock)
+
+    def begin(self) -> None:
+        """Note, before anything is written, that the directory is an archive's; as often as wanted.
+
+        A start that fails before it has read anything leaves the directory to whom it belongs.
+
+        Raises:
+            ArchiveError: a job of another kind has come first, or it cannot be written.
+        """
+        note_writer(self.directory, ARCHIVE)
 
     def positions(self) -> dict[PartitionKey, int]:
         """Return where each log goes on of which there is something here."""
@@ -344,6 +355,8 @@ def move(staged: Path, path: Path) -> None:
 def check_writer(directory: Path, job: str, kind: type[DirectoryError] = ArchiveError) -> None:
     """See that no job of another kind writes to a directory, or has: who reads it would count its rows as well.
 
+    Where none is noted, the names of the files that are there tell whose they are.
+
     Args:
         job: the kind of job that is to write, in a word.
         kind: of error.
@@ -351,33 +364,65 @@ def check_writer(directory: Path, job: str, kind: type[DirectoryError] = Archive
     Raises:
         DirectoryError: one does, or it cannot be read.
     """
-    try:
-        found = (directory / WRITER).read_text(encoding="utf-8").strip()
-    except NotADirectoryError:
-        return  # which is said when something is written
-    except FileNotFoundError:
-        found = ARCHIVE if (directory / NAMES).exists() else ""
-    except (OSError, UnicodeError) as error:
-        raise kind(directory, f"{WRITER} in it cannot be read: {error}") from error
-    if found not in ("", job):  # another one may be about to write it
-        what = f"{found} writes to it ({WRITER} in it says so), and who reads it would count what {job} writes as well"
-        raise kind(directory, f"{what}: give each a directory of its own")
+    found = _noted(directory, kind)
+    what = f"{found} writes to it ({WRITER} in it says so)" if found and found != job else ""
+    if not found:
+        for path, jobs in _traces(directory):
+            if job not in jobs:
+                what = f"{' or '.join(jobs)} has written to it ({path.relative_to(directory)} in it)"
+                break
+    if what:
+        why = f"{what}, and who reads it would count what {job} writes as well"
+        raise kind(directory, f"{why}: give each a directory of its own")
 
 
 def note_writer(directory: Path, job: str, kind: type[DirectoryError] = ArchiveError) -> None:
     """Note the kind of job that writes to a directory, whose lock it has; as :func:`check_writer`.
 
+    Those that share that lock may come at one time, so whoever notes holds the note meanwhile.
+
     Raises:
-        DirectoryError: a job of another kind does, or it cannot be written.
+        DirectoryError: a job of another kind does, or has, or it cannot be written.
     """
-    check_writer(directory, job, kind)
+    if _noted(directory, kind) == job:
+        return
     try:
-        with (directory / WRITER).open("x", encoding="utf-8") as file:
-            file.write(f"{job}\n")
-    except FileExistsError:
-        check_writer(directory, job, kind)
+        note = os.open(directory / WRITER, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(note, fcntl.LOCK_EX)
+            check_writer(directory, job, kind)
+            if not _noted(directory, kind):
+                os.pwrite(note, f"{job}\n".encode(), 0)
+        finally:
+            os.close(note)
     except OSError as error:
         raise kind(directory, f"it cannot be written: {error}") from error
+
+
+def _noted(directory: Path, kind: type[DirectoryError]) -> str:
+    """Return the kind of job that is noted in a directory; empty: none, or it was not written to its end."""
+    try:
+        noted = (directory / WRITER).read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return ""  # a file in the place of the directory: said when something is written
+    except (OSError, UnicodeError) as error:
+        raise kind(directory, f"{WRITER} in it cannot be read: {error}") from error
+    return noted.strip("\0 \n")  # NUL: power was lost before it was on disk
+
+
+def _traces(directory: Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
+    """Yield what jobs have written, each with the kinds of job that write such names."""
+    for path in directory.glob("*.parquet"):
+        if _BATCH_NAME.fullmatch(path.name):
+            yield path, (ROLLUP,)
+    for path in directory.glob("dt=*/hour=*/*.parquet"):
+        if _BATCH_NAME.fullmatch(path.name):
+            yield path, (DEDUPE, BAD_ROWS)
+        elif FileName.parse(path.name):
+            yield path, (ARCHIVE,)
+    for path in (directory / STAGED).glob("*-*"):
+        if _BATCH.fullmatch(path.name) and path.is_dir():
+            yield path, (DEDUPE, ROLLUP, BAD_ROWS)
 
 
 def take(

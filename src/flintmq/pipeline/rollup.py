@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from flintmq.errors import UsageError
 from flintmq.options import MINUTE, SECOND, Duration, Repeated, Switch, Text, option
 from flintmq.pipeline.bodies import PLACE, REASON, SchemaFlags, quoted, ticked, unused, with_columns
+from flintmq.pipeline.files import ROLLUP
 from flintmq.pipeline.options import NO_END, SinkFlags, SourceFlags, StreamFlags, Work
 from flintmq.pipeline.runner import JobFailed, Runner, check_streaming, run_command, spark_failures
 from flintmq.pipeline.streams import COLUMNS, Queries, check_expressions, check_places, claimed, read_stream, target_of
@@ -124,7 +125,7 @@ def rollup(options: RollupOptions, runner: Runner | None = None) -> RolledUp:
         with claimed(options.checkpoint, job, target_of(where) if targets else {}) as name:
             queries = Queries(options, name)
             if options.to:
-                queries.to_files(found, options.to, "rollup", by_hour=False)
+                queries.to_files(found, options.to, ROLLUP, by_hour=False)
             else:
                 shown = found.selectExpr("to_json(struct(*)) AS body", "window_start AS at")
                 queries.to_topic(shown, where)

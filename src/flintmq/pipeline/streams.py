@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from flintmq.errors import UNREADABLE_JSON, UsageError
 from flintmq.pipeline.bodies import PLACE, REASON, SchemaFlags, with_columns
 from flintmq.pipeline.file_sinks import SinkError, check_readable
-from flintmq.pipeline.files import STAGED, DirectoryError, held, shared
+from flintmq.pipeline.files import BAD_ROWS, STAGED, DirectoryError, held, shared
 from flintmq.pipeline.options import StreamFlags, Work
 from flintmq.pipeline.runner import JobFailed, Runner, spark_failures
 from flintmq.spark.durable import replace
@@ -323,7 +323,7 @@ class Queries:
             )
             self.to_topic(told, {**sink, "topic": flags.bad_topic}, BAD)
         elif flags.bad_rows:
-            self.to_files(counted, flags.bad_rows, "--bad-rows", by_hour=True, query=BAD)
+            self.to_files(counted, flags.bad_rows, BAD_ROWS, by_hour=True, query=BAD)
         else:
             self._starters.append(self._writer(counted, BAD).foreachBatch(_FailAtBadRow()).start)
         self._has_bad = True
