@@ -14,7 +14,7 @@ from collections.abc import Callable
 from datetime import datetime
 from functools import reduce
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -870,6 +870,33 @@ class Frame:
     def start(self) -> object:
         self.started += 1
         return object()
+
+
+class BusyAgain(Starved):
+    """One that does micro-batches in between, as many as ``done``."""
+
+    done = 0
+
+    def follow(self, queries, work, on_batch=None, beside=()) -> None:
+        if self.done:
+            self.done -= 1
+            query = SimpleNamespace(id="1", recentProgress=[SimpleNamespace(json=PROGRESS)])
+            self._look(query, work, {}, {}, None, is_counted=True)
+        super().follow(queries, work, on_batch, beside)
+
+
+PROGRESS = json.dumps({"batchId": 1, "numInputRows": 1, "durationMs": {"addBatch": 1}, "sources": []})
+
+
+def test_a_machine_that_is_busy_now_and_then_is_waited_for_each_time(tmp_path: Path):
+    queries = streams.Queries(StreamFlags(checkpoint=str(tmp_path)), "job")
+    frame: Any = Frame()
+    queries.to_topic(frame, {})
+    runner = BusyAgain(99)
+    runner.done = 2 * streams.STARTS_MAX
+    with pytest.raises(JobFailed, match="failed to connect back"):
+        queries.wait(runner, Work())
+    assert frame.started == 3 * streams.STARTS_MAX - 1
 
 
 def test_a_busy_machine_is_waited_for(tmp_path: Path):

@@ -201,7 +201,7 @@ def _run_plan(plan: Plan, runner: Runner, wait_for_topic_s: float, master: str =
                 build.write(done)
                 runner.tell(done)
         if streams and not runner.stop.is_set():
-            until_not_starved(lambda: _follow(streams, runner, done))
+            until_not_starved(lambda: _follow(streams, runner, done), runner)
     return done
 
 

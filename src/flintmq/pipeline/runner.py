@@ -106,6 +106,9 @@ class Runner:
         on_progress: called now and then with how far the job is.
         stop: set when the job is to end with what it has done.
         spark: a session to use; None: one is started, and stopped in the end.
+
+    Attributes:
+        batches_done: micro-batches that queries have done while they were followed.
     """
 
     def __init__(
@@ -115,6 +118,7 @@ class Runner:
         spark: SparkSession | None = None,
     ) -> None:
         self.stop = stop or threading.Event()
+        self.batches_done = 0
         self._on_progress = on_progress
         self._spark = spark
         self._clock: Clock = SystemClock()
@@ -257,6 +261,7 @@ class Runner:
             if not progress["numInputRows"] and "addBatch" not in progress["durationMs"]:
                 continue  # nothing was new, and the number is that of the next one
             seen[query.id] = progress["batchId"]
+            self.batches_done += 1
             if is_counted:
                 work.rows += progress["numInputRows"]
                 work.batch = max(work.batch, progress["batchId"])

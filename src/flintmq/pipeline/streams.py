@@ -163,21 +163,25 @@ def unfinished(place: Path) -> list[Path]:
     return found if all(_UNFINISHED.fullmatch(path.name) for path in found) else []
 
 
-def until_not_starved(run: Callable[[], None]) -> None:
+def until_not_starved(run: Callable[[], None], runner: Runner) -> None:
     """Run queries, which go on from their checkpoint when Spark's Python did not start in time on a busy machine.
 
     Args:
         run: starts them, and returns when they have ended.
+        runner: follows them.
 
     Raises:
-        JobFailed: they failed otherwise, or so ``STARTS_MAX`` times.
+        JobFailed: they failed otherwise, or so ``STARTS_MAX`` times without a micro-batch done in between.
     """
-    for again in reversed(range(STARTS_MAX)):
+    failures = done = 0
+    while True:
         try:
             run()
             return
         except JobFailed as error:
-            if STARVED not in error.reason or not again:
+            failures = 1 if runner.batches_done > done else failures + 1
+            done = runner.batches_done
+            if STARVED not in error.reason or failures >= STARTS_MAX:
                 raise
             log.warning("%s; this machine is busy, going on from the checkpoint", error)
 
@@ -399,7 +403,7 @@ class Queries:
             ]
             runner.follow(started, work, look, beside=beside)
 
-        until_not_starved(once)
+        until_not_starved(once, runner)
 
     def _writer(self, frame: DataFrame, query: str) -> Any:
         place = Path(self._flags.checkpoint).resolve() / query
