@@ -593,6 +593,52 @@ def test_a_step_that_is_no_query_is_not_run(spark, tmp_path):
         assert check_plan(plan, spark=spark), sql
 
 
+@pytest.mark.spark
+def test_sql_is_read_with_what_the_steps_before_it_have_set(spark, tmp_path):
+    """It may be no SQL until then, or no query any more."""
+    plan = stream_of("first", tmp_path)
+    text = plan.read_text()
+    (tmp_path / "steps.py").write_text(
+        "def prepared(spark, views):\n"
+        "    spark.conf.set('day', '2026-11-30')\n"
+        "    spark.conf.set('begin', 'DROP VIEW numbers --')\n"
+        "    spark.conf.set('spark.sql.ansi.enabled', 'true')\n"
+        "    spark.conf.set('spark.sql.ansi.doubleQuotedIdentifiers', 'true')\n"
+        "    return views['numbers']\n"
+    )
+
+    def step(sql: str) -> None:
+        python = '[[step]]\nname = "prepared"\npython = "steps.py:prepared"'
+        plan.write_text(f"{text}\n{python}\n[[step]]\nname = \"it\"\nsql = '''{sql}'''\n")
+
+    settings = ("day", "begin", "spark.sql.ansi.enabled", "spark.sql.ansi.doubleQuotedIdentifiers")
+    before = {name: spark.conf.get(name, None) for name in settings}
+
+    def forget() -> None:
+        for name, value in before.items():
+            if value is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, value)
+
+    try:
+        for sql in ("SELECT date'${day}' AS day FROM prepared", 'SELECT number AS "my number" FROM prepared'):
+            forget()
+            step(sql)
+            assert check_plan(plan, spark=spark), sql
+        for sql, said in (
+            ("${begin} SELECT number FROM prepared", "the sql of step it is a statement, .* write a query"),
+            ("SELECT date'${night}'", "INVALID_TYPED_LITERAL"),
+        ):
+            forget()
+            step(sql)
+            with pytest.raises(PlanError, match=said) as caught:
+                check_plan(plan, spark=spark)
+            assert f":{line_of('sql =', plan.read_text())}: " in str(caught.value), sql
+    finally:
+        forget()
+
+
 SINKS = """
 name = "pipeline"
 checkpoint = "{directory}/checkpoint"

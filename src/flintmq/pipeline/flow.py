@@ -52,6 +52,7 @@ from flintmq.pipeline.runner import (
     reason,
     run_command,
     spark_failures,
+    without_stacks_of_sql,
 )
 from flintmq.pipeline.streams import checkpoint_held, forget_unfinished, until_not_starved
 from flintmq.pipeline.topics import Target, await_topics, check_targets, shared_topics
@@ -85,6 +86,7 @@ _NEW = "errorifexists"
 _PARTITIONS = "partitionOverwriteMode"
 _RELATIONS = {"StreamingRelationV2": "extraOptions", "DataSourceV2Relation": "options"}
 """Spark's classes of what a plan reads in format nsq, and what each calls its options."""
+_VARIABLE = "${"  # how one begins in SQL; one that is not set is nothing
 _FILES = "org.apache.spark.sql.execution.datasources.v2.FileDataSourceV2"
 _WHAT, _HOW = "What to run", "How"
 
@@ -273,7 +275,11 @@ class _Build:
             self._add(source.name, frame, is_stream)
         for step in plan.steps:
             with self._told(step, "sql" if step.sql else "python"):
-                frame = spark.sql(step.sql) if step.sql else _function(plan, step)(spark, dict(self.views))
+                if step.sql:
+                    _check_query(plan, spark, step)
+                    frame = spark.sql(step.sql)
+                else:
+                    frame = _function(plan, step)(spark, dict(self.views))
             self._add(step.name, frame, is_stream)
         from pyspark.sql import functions
 
@@ -764,20 +770,32 @@ def _checked(plan: Plan, spark: SparkSession) -> list[_Build]:
 
 
 def _check_queries(plan: Plan, spark: SparkSession) -> None:
-    """See that the SQL of each step is a query, before any of it is given to Spark, which runs commands at once.
+    """See, before any step has run, that the SQL of none is a statement that Spark would run at once.
+
+    What is no SQL, or has a variable, may become a query by what a function before it sets: its turn comes.
 
     Raises:
-        PlanError: one is a statement of another kind, or no SQL.
+        PlanError: one is.
     """
+    from pyspark.errors import AnalysisException
+
     for step in plan.steps:
-        if not step.sql:
-            continue
-        with _told_at(plan, step, "sql"):
-            is_query = _is_query(spark, step.sql)
-        if not is_query:
-            what = f"the sql of step {step.name} is a statement, which Spark runs at once, also in a check"
-            do = "write a query, such as SELECT; a [[sink]] writes, and settings stand in [spark.conf]"
-            raise plan.error(step, "sql", f"{what}: {do}")
+        if step.sql and _VARIABLE not in step.sql:
+            with suppress(AnalysisException), without_stacks_of_sql():
+                _check_query(plan, spark, step)
+
+
+def _check_query(plan: Plan, spark: SparkSession, step: Step) -> None:
+    """See that the SQL of a step is a query, as settings and variables are now.
+
+    Raises:
+        PlanError: it is a statement of another kind.
+        PySparkException: it is no SQL.
+    """
+    if not _is_query(spark, step.sql):
+        what = f"the sql of step {step.name} is a statement, which Spark runs at once, also in a check"
+        do = "write a query, such as SELECT; a [[sink]] writes, and settings stand in [spark.conf]"
+        raise plan.error(step, "sql", f"{what}: {do}")
 
 
 def _is_query(spark: SparkSession, text: str) -> bool:

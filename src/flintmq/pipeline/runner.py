@@ -172,7 +172,7 @@ class Runner:
                 if self._spark is not None:
                     around.enter_context(activated(spark))
                 if is_quiet:
-                    around.enter_context(_without_stacks_of_sql())
+                    around.enter_context(without_stacks_of_sql())
                 yield spark
         finally:
             if self._spark is None:
@@ -393,7 +393,7 @@ def _without_stacks_of_py4j() -> Iterator[None]:
 
 
 @contextmanager
-def _without_stacks_of_sql() -> Iterator[None]:
+def without_stacks_of_sql() -> Iterator[None]:
     """Leave out what PySpark logs of an error in SQL before it raises it: a line of JSON with the stack of Java."""
     from pyspark.logger import PySparkLogger
 
