@@ -67,7 +67,7 @@ def _context(
         if not is_verified:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
-        else:
+        if is_verified or ca_file:  # a bad file is told, also where nobody is verified
             option = "tls_ca_file", ca_file
             load_authorities(context, ca_file or "", ssl.Purpose.SERVER_AUTH)
         if cert:

@@ -222,7 +222,7 @@ def client_context(
     if not is_verified:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-    else:
+    if is_verified or root_ca_file:  # a bad file is told at start, also where nobody is verified
         load_authorities(context, root_ca_file, ssl.Purpose.SERVER_AUTH)
     if cert:
         load_certificate(context, cert, key)

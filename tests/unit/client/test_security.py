@@ -38,6 +38,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
         ({"tls": True, "tls_key": "k.pem"}, "tls_key='k.pem' is not allowed; .*set tls_cert"),
         ({"tls": True, "tls_cert": "no-such.pem"}, "tls_cert='no-such.pem' .*No such file"),
         ({"tls": True, "tls_ca_file": "no-such.pem"}, "tls_ca_file='no-such.pem' .*No such file"),
+        ({"tls": True, "tls_verify": False, "tls_ca_file": "no-such.pem"}, "tls_ca_file='no-such.pem' .*No such file"),
         ({"tls_ca_file": "no-such.pem"}, "tls_ca_file='no-such.pem' .*No such file"),
         ({"tls": True, "tls_ca_file": __file__}, "tls_ca_file=.*certificate authorities"),
         ({"tls": True, "tls_cert": __file__}, "tls_cert=.*no certificate in PEM form"),

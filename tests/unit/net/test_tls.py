@@ -321,6 +321,9 @@ def test_our_client_verifies_the_server(certificates: Certificates, tmp_path: Pa
 
 def test_our_client_can_be_told_not_to(certificates: Certificates):
     shake_hands(client(client_context(is_verified=False), "elsewhere.example"), server(certificates))
+    shake_hands(client(client_context(certificates.ca, is_verified=False), "elsewhere.example"), server(certificates))
+    with pytest.raises(TlsSetupError, match="certificate authorities no/such/file: No such file"):
+        client_context("no/such/file", is_verified=False)
 
 
 def test_our_client_shows_a_certificate(certificates: Certificates):
