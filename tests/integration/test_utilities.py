@@ -154,6 +154,26 @@ def test_what_cannot_be_published_is_named_and_what_comes_before_it_is(shared: D
     assert nsqd.stats(topic)["message_count"] == 1
 
 
+def test_items_are_as_large_as_nsqd_takes_them(shared: Daemons, shared_nsqd: Nsqd, topic: str):
+    wide = shared.nsqd("--durability=os", "--max-msg-size=20000000", "--max-body-size=20000000")
+    text = b"short\n" + b"x" * 17_000_000 + b"\n"
+    done = run("to_nsq", at(wide), f"--topic={topic}", text=text)
+    assert done.returncode == 0, done.stderr
+    assert wide.stats(topic)["message_count"] == 2
+    done = run("to_nsq", at(shared_nsqd), at(wide), f"--topic={topic}", text=text)
+    assert done.returncode == 1
+    assert b"item 2 of 17000000 bytes is not published: E_BAD_MESSAGE" in done.stderr
+    places = [f"{address_of(nsqd)} has everything up to item {last}" for nsqd, last in ((shared_nsqd, 1), (wide, 2))]
+    assert ", ".join(places) in done.stderr.decode()
+
+
+def test_an_item_that_has_no_end_is_named(shared_nsqd: Nsqd, topic: str):
+    done = run("to_nsq", at(shared_nsqd), f"--topic={topic}", text=b"short\n\n" + bytes(66 * 1024 * 1024))
+    assert done.returncode == 1
+    assert b"item 3 has more than 67108864 bytes without a delimiter; is --delimiter right?" in done.stderr
+    assert f"; {address_of(shared_nsqd)} has everything up to item 2\n" in done.stderr.decode()
+
+
 def test_of_several_nsqd_it_is_said_how_far_each_is(shared: Daemons, shared_nsqd: Nsqd, topic: str):
     """Whoever goes on from the item that one of them does not take would double those that the others have."""
     strict = shared.nsqd("--durability=os", "--max-msg-size=10")
@@ -482,6 +502,10 @@ _TO_HTTP = "nsq_to_http --nsqd-tcp-address=a:1 --topic=t"
         ("nsq_to_nsq --lookupd-http-address=127.0.0.1:80 --topic=t "
          "--destination-lookupd-http-address=http://[::1]/", "for ever"),
         ("nsq_to_nsq --nsqd-tcp-address=a:1 --topic=t:u --topic=u:t --destination-nsqd-tcp-address=a:1", "for ever"),
+        ("nsq_to_nsq --nsqd-tcp-address=a:1 --topic=s:t --topic=t:u --topic=u:t --destination-nsqd-tcp-address=a:1",
+         "for ever"),
+        ("nsq_to_nsq --lookupd-http-address=http://a/dc1/ --topic=t "
+         "--destination-lookupd-http-address=http://A:80/dc1", "for ever"),
         ("nsq_to_nsq --nsqd-tcp-address=a:1 --topic=t: --destination-nsqd-tcp-address=b:1", "--topic=t:TO, TO=''"),
         ("nsq_to_nsq --nsqd-tcp-address=a:1 --topic=t:u --topic=t:v --destination-nsqd-tcp-address=b:1", "one topic"),
         ("nsq_to_nsq --nsqd-tcp-address=a:1 --topic=t:u --destination-topic=v --destination-nsqd-tcp-address=b:1",

@@ -108,6 +108,7 @@ class Splitter:
         self._delimiter = delimiter
         self._parts: list[bytes] = []
         self._size = 0
+        self._count = 0  # of items that were returned, empty ones included
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the items that are complete now."""
@@ -116,6 +117,7 @@ class Splitter:
         if ended:
             ended[0] = b"".join([*self._parts, ended[0]])
             self._parts, self._size = [], 0
+        self._count += len(ended)
         if rest:
             self._parts.append(rest)
             self._size += len(rest)
@@ -129,7 +131,8 @@ class Splitter:
 
     def _check(self) -> None:
         if self._size > ITEM_BYTES_MAX:
-            raise InputError(f"an item has more than {ITEM_BYTES_MAX} bytes without a delimiter; is --delimiter right?")
+            much = f"has more than {ITEM_BYTES_MAX} bytes without a delimiter"
+            raise InputError(f"item {self._count + 1} {much}; is --delimiter right?")
 
 
 class Pace:

@@ -17,14 +17,14 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from flintmq.client.aio.producer import Producer
-from flintmq.errors import OptionError, PublishError, PublishUnknown, UsageError
+from flintmq.errors import LocalProtocolError, OptionError, PublishError, PublishUnknown, UsageError
 from flintmq.options import Address, Integer, Items, Options, Repeated, Text, option, read_command, version_line
 from flintmq.tools.client_opts import client_opts
 from flintmq.tools.consuming import HOW, WHERE, check_open, check_topics, log_to_stderr, on_signals, run_to_end
-from flintmq.tools.feed import InputError, Pace, Source, Splitter
+from flintmq.tools.feed import ITEM_BYTES_MAX, InputError, Pace, Source, Splitter
 from flintmq.wire.identify import NSQ_VERSION
 
 log = logging.getLogger(__name__)
@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 PUBLISH_TIMEOUT_S = 30.0
 END_S = 5.0
 """For what is under way when it is told to end, or when another nsqd has failed."""
+BYTES_IN_FLIGHT_MAX = 2 * ITEM_BYTES_MAX
+"""Of one nsqd: an item and what was there with it, whatever their size; nsqd says what it does not take."""
 STDIN = 0
 
 
@@ -84,8 +86,13 @@ def run(arguments: Sequence[str]) -> int:
 
 async def _publish(options: ToNsqOptions, delimiter: bytes) -> int:
     opts = client_opts("to_nsq", "--producer-opt", options.producer_opt, for_consumer=False)
+    settings: dict[str, Any] = {
+        "timeout": PUBLISH_TIMEOUT_S,
+        "retry_unknown": False,
+        "max_bytes_in_flight": BYTES_IN_FLIGHT_MAX,
+    }
     targets = [
-        _Target(each, Producer(each, options=opts.connection, timeout=PUBLISH_TIMEOUT_S, retry_unknown=False))
+        _Target(each, Producer(each, options=opts.connection, **settings))
         for each in dict.fromkeys(options.nsqd_tcp_address)
     ]
     if options.rate:
@@ -129,10 +136,10 @@ class _Target:
         self.sent_count = number + len(chunk)
         try:
             await self.producer.mpub(topic, bodies)
-        except PublishError as error:
+        except (PublishError, LocalProtocolError) as error:
             if not isinstance(error, PublishUnknown):
                 self.sent_count = self.sure_count
-            if len(bodies) == 1 or error.code not in _ABOUT_A_BODY:
+            if error.code not in _ABOUT_A_BODY:
                 raise InputError(f"not published from item {number + 1} on: {error}") from error
         else:
             self.sure_count = self.sent_count
@@ -142,7 +149,7 @@ class _Target:
                 if body:
                     self.sent_count = place
                     await self.producer.pub(topic, body)
-            except PublishError as error:
+            except (PublishError, LocalProtocolError) as error:
                 if not isinstance(error, PublishUnknown):
                     self.sent_count = self.sure_count
                 raise InputError(f"item {place} of {len(body)} bytes is not published: {error}") from error
@@ -187,7 +194,13 @@ class _Copying:
             pass  # it was told to end
         finally:
             await self._close()
-        if self._stopped.is_set() and (left := self._count_left()):
+        if not self._stopped.is_set():
+            return
+        try:
+            left = self._count_left()
+        except InputError as error:
+            raise InputError(f"told to end: {error}; {self._how_far()}") from error
+        if left:
             what = "items that were read are not published, or not known to be"
             raise InputError(f"told to end: {left} {what}; {self._how_far()}")
 
