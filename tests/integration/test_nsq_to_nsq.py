@@ -90,6 +90,34 @@ def test_what_comes_from_a_destination_ends_it(
     assert stored(shared_nsqd, topic) <= 2
 
 
+@pytest.mark.parametrize("way", ["through a proxy", "by a third topic"])
+def test_a_destination_is_known_by_what_it_says_of_itself(shared_nsqd: Nsqd, topic: str, way: str):
+    """No address tells that both ways lead to one nsqd."""
+    shared_nsqd.publish(topic, b"seed")
+    shared_nsqd.publish(f"{topic}-b", b"seed")
+    topics = [f"--topic={topic}"]
+    if way == "by a third topic":
+        topics = [f"--topic={topic}:{topic}-b", f"--topic={topic}-b:{topic}"]
+    with Proxy(shared_nsqd.tcp) as proxy:
+        source = "--nsqd-tcp-address={}:{}".format(*proxy.address)
+        with started("nsq_to_nsq", source, *topics, f"{TO}{address_of(shared_nsqd)}") as process:
+            _, errors = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 1
+        named = "nsqd {}:{}, which is {},".format(*proxy.address, address_of(shared_nsqd))
+    assert f"{named} would get again what is consumed from it, for ever" in errors.decode()
+    assert stored(shared_nsqd, topic) <= 2
+
+
+def test_topics_that_follow_one_another_end_within_one_nsqd(single_nsqd: Nsqd, topic: str):
+    single_nsqd.publish(f"{topic}-a", b"a")
+    single_nsqd.publish(f"{topic}-b", b"b")
+    arguments = (f"--topic={topic}-a:{topic}-b", f"--topic={topic}-b:{topic}-c")
+    with started("nsq_to_nsq", at(single_nsqd), f"{TO}{address_of(single_nsqd)}", *arguments) as process:
+        wait_finished(single_nsqd, f"{topic}-b", 2)
+        end(process)
+    assert sorted(bodies(single_nsqd, f"{topic}-c", 2)) == [b"a", b"b"]
+
+
 def test_several_topics_into_one(single_nsqd: Nsqd, there: Nsqd, topic: str):
     for each in (f"{topic}-a", f"{topic}-b"):
         single_nsqd.publish(each, each.encode())

@@ -458,6 +458,7 @@ class ConnectionOptions:
             snappy=self.compression == "snappy",
             deflate=self.compression == "deflate",
             deflate_level=self.deflate_level if self.compression == "deflate" else 0,
+            nsqd_run_id=True,
         )
 
 

@@ -7,6 +7,8 @@ Source: NSQ's HTTP API (``/info``), NSQ's nsqlookupd (IDENTIFY of a nsqlookupd),
 
 from __future__ import annotations
 
+import hashlib
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +20,8 @@ from flintmq.options import daemon_version_line
 from flintmq.version import __version__
 from flintmq.wire.identify import NSQ_VERSION
 from flintmq.wire.lookup import PeerInfo
+
+_RUN_ID_SIZE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,7 @@ class Identity:
         version: of NSQ, as clients are told.
         version_line: as ``--version`` prints it.
         start_ns: wall time of its start.
+        run_id: tells this process from every other nsqd, and from the one that was here before.
         addresses: where it listens; set by the server.
     """
 
@@ -43,6 +48,8 @@ class Identity:
         self.version = NSQ_VERSION
         self.version_line = daemon_version_line("nsqd", NSQ_VERSION)
         self.start_ns = env.clock.wall_ns()
+        place = f"{env.hostname} {os.path.abspath(options.data_path)} {self.start_ns}"
+        self.run_id = hashlib.sha256(place.encode(errors="surrogateescape")).hexdigest()[:_RUN_ID_SIZE]
         self.addresses = Addresses(None, None)
         self._hostname = env.hostname
         self._options = options

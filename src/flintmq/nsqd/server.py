@@ -96,7 +96,7 @@ class Nsqd:
         self.restoring: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
         self._env = env
         self._identity = Identity(env, options)
-        self._terms = Terms.of(options, env)
+        self._terms = Terms.of(options, env, self._identity.run_id)
         self.clients = Clients(options.max_connections, env.clock)
         self.node = Node(env, files, options, self._identity, self.clients)
         self._figures = Figures(self.node, self.clients, self._identity, options)

@@ -37,8 +37,8 @@ class Terms:
     auth: AuthClient | None
 
     @classmethod
-    def of(cls, options: NsqdOptions, env: Env) -> Terms:
-        """Return the terms that the flags name.
+    def of(cls, options: NsqdOptions, env: Env, run_id: str) -> Terms:
+        """Return the terms that the flags name; ``run_id`` tells clients which nsqd this is.
 
         Raises:
             FlintError: a certificate, or what belongs to it, cannot be used.
@@ -47,7 +47,7 @@ class Terms:
         is_required = options.tls_client_auth_policy and options.tls_required == "false"
         return cls(
             _limits(options),
-            _features(options),
+            _features(options, run_id),
             tls,
             None if tls is None else tls.engines(),
             "true" if is_required else options.tls_required,
@@ -64,7 +64,7 @@ def _limits(options: NsqdOptions) -> ServerLimits:
     )
 
 
-def _features(options: NsqdOptions) -> ServerFeatures:
+def _features(options: NsqdOptions, run_id: str) -> ServerFeatures:
     return ServerFeatures(
         version=NSQ_VERSION,
         max_rdy_count=options.max_rdy_count,
@@ -82,6 +82,7 @@ def _features(options: NsqdOptions) -> ServerFeatures:
         auth_required=bool(options.auth_http_address),
         topology_region=options.topology_region,
         topology_zone=options.topology_zone,
+        run_id=run_id,
     )
 
 

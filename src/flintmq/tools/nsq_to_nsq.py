@@ -26,6 +26,7 @@ from typing import Any, ClassVar
 
 from flintmq.addresses import shown_url
 from flintmq.client.aio.consumer import Consumer
+from flintmq.client.aio.peers import Peer, peers
 from flintmq.client.aio.producer import Producer
 from flintmq.client.core.message import Message, are_bare, finish_all
 from flintmq.errors import BodyError, FlintError, LocalProtocolError, OptionError, PublishError, UsageError
@@ -179,9 +180,17 @@ class ToNsqOptions(ConsumingOptions):
     )
 
     @property
-    def may_loop(self) -> bool:
-        """Whether a topic is published to that is consumed as well."""
-        return not set(self.ways).isdisjoint(self.ways.values())
+    def circle(self) -> frozenset[str]:
+        """The topics that, within one nsqd, would get their own messages: at once, or by way of others."""
+        ways = self.ways
+        found = set()
+        for topic in ways:
+            reached, left = ways[topic], len(ways)
+            while reached != topic and reached in ways and left:  # it may come to another circle, and never back
+                reached, left = ways[reached], left - 1
+            if reached == topic:
+                found.add(topic)
+        return frozenset(found)
 
     @property
     def ways(self) -> dict[str, str]:
@@ -231,10 +240,10 @@ class ToNsqOptions(ConsumingOptions):
                 "use --ordered or --defer not both: nothing keeps the order of messages that are deferred, those "
                 "that fall due together come in any"
             )
-        sources = {*map(nsqd_place, self.nsqd_tcp_address), *map(lookup_place, self.lookupd_http_address)}
-        same = [each for each in nsqd if nsqd_place(each) in sources]
-        same += [each for each in lookupd if lookup_place(each) in sources]
-        if same and self.may_loop:
+        nsqds, lookupds = set(map(nsqd_place, self.nsqd_tcp_address)), set(map(lookup_place, self.lookupd_http_address))
+        same = [each for each in nsqd if nsqd_place(each) in nsqds]
+        same += [each for each in lookupd if lookup_place(each) in lookupds]
+        if same and self.circle:
             raise UsageError(f"{min(same)} would get again what is consumed from it, for ever; use --destination-topic")
 
 
@@ -307,7 +316,7 @@ class Destinations:
             "retry_unknown": options.idempotent,
             "max_bytes_in_flight": BYTES_IN_FLIGHT_MAX,
         }
-        self._guard = LoopGuard() if options.may_loop else None
+        self._guard = LoopGuard()
         lookups = options.destination_lookupd_http_address
         if lookups:
             self._producers = {",".join(map(shown_url, lookups)): Producer(nsqlookupd_http_addresses=lookups, **shared)}
@@ -325,15 +334,14 @@ class Destinations:
         for producer in self._producers.values():
             await stack.enter_async_context(producer)
 
-    async def check_sources(self, sources: Sequence[str]) -> None:
+    async def check_sources(self, sources: Sequence[Peer]) -> None:
         """See that none of them is a destination.
 
         Raises:
             LoopFound: one is.
         """
-        if self._guard is not None:
-            for producer in self._producers.values():
-                await self._guard.check(sources, producer.connections)
+        for producer in self._producers.values():
+            await self._guard.check(sources, peers(producer))
 
     async def publish(self, name: str, count: int, send: Callable[[Producer], Any]) -> None:
         """Publish ``count`` messages to one.
@@ -392,6 +400,7 @@ class Forwarding:
         self._topic = to
         self._filter = JsonFilter(options.require_json_field, options.require_json_value, options.whitelist_json_field)
         self._destinations = destinations
+        self._may_come_back = topic in options.circle
         more: dict[str, Any] = {"max_attempts": 0, **opts.consumer}
         self._consumer: Consumer[bytes] = options.consumer(
             topic, options.channel, opts, ordered=options.ordered, **more
@@ -425,8 +434,10 @@ class Forwarding:
             raise self._failure
 
     async def _check_sources(self, batch: Sequence[Message[bytes]]) -> None:
+        if not self._may_come_back:
+            return
         try:
-            await self._destinations.check_sources(self._consumer.connections)
+            await self._destinations.check_sources(peers(self._consumer))
         except LoopFound as error:
             for message in batch:
                 message.requeue(0, backoff=False)

@@ -70,6 +70,7 @@ class Features(msgspec.Struct, kw_only=True):
     sample_rate: int = 0
     auth_required: bool = False
     producer_sequences: bool = False
+    nsqd_run_id: str = ""
 
 
 class Authorised(msgspec.Struct, kw_only=True):

@@ -57,7 +57,11 @@ _NO_FILTER = ExtFilterRule()
 
 
 class IdentifyRequest(msgspec.Struct, kw_only=True):
-    """A client's description of itself; every field may be absent."""
+    """A client's description of itself; every field may be absent.
+
+    Attributes:
+        nsqd_run_id: ask nsqd by what its process is told from every other; only FlintMQ's says it.
+    """
 
     client_id: str = ""
     hostname: str = ""
@@ -74,6 +78,7 @@ class IdentifyRequest(msgspec.Struct, kw_only=True):
     msg_timeout: _Int64 = 0
     topology_region: str = ""
     topology_zone: str = ""
+    nsqd_run_id: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class ExtendedIdentifyRequest(IdentifyRequest, kw_only=True):
@@ -118,6 +123,7 @@ class IdentifyResponse(msgspec.Struct, kw_only=True):
     topology_zone: str
     desired_tag: str | msgspec.UnsetType = msgspec.UNSET
     producer_sequences: bool | msgspec.UnsetType = msgspec.UNSET
+    nsqd_run_id: str | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +148,7 @@ class ServerFeatures:
     topology_region: str = ""
     topology_zone: str = ""
     producer_sequences: bool = True
+    run_id: str = ""
 
 
 @dataclass(slots=True)
@@ -322,6 +329,7 @@ def negotiate(request: ReceivedRequest, server: ServerFeatures) -> Negotiated:
                 topology_zone=server.topology_zone,
                 desired_tag=request.desired_tag or msgspec.UNSET,
                 producer_sequences=(request.producer_sequences and server.producer_sequences) or msgspec.UNSET,
+                nsqd_run_id=(server.run_id if request.nsqd_run_id is True else "") or msgspec.UNSET,
             )
         )
     return Negotiated(

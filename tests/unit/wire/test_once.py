@@ -119,12 +119,13 @@ def test_the_client_takes_its_answers():
     ]
 
 
-def test_identify_answers_who_asks():
-    def answer(request: IdentifyRequest, features: ServerFeatures):
-        response = negotiate(parse_request(msgspec.json.encode(request)), features).response
-        assert response is not None
-        return parse_features(response), response
+def answer(request: IdentifyRequest, features: ServerFeatures):
+    response = negotiate(parse_request(msgspec.json.encode(request)), features).response
+    assert response is not None
+    return parse_features(response), response
 
+
+def test_identify_answers_who_asks():
     asks = OnceIdentifyRequest(feature_negotiation=True)
     assert answer(asks, ServerFeatures("1"))[0].producer_sequences
     assert not answer(asks, ServerFeatures("1", producer_sequences=False))[0].producer_sequences
@@ -132,3 +133,14 @@ def test_identify_answers_who_asks():
     assert not features.producer_sequences and b"producer_sequences" not in response
     with pytest.raises(RemoteProtocolError):
         parse_request(b'{"producer_sequences": 1}')
+
+
+def test_nsqd_says_who_it_is_to_whoever_asks():
+    asks = IdentifyRequest(feature_negotiation=True, nsqd_run_id=True)
+    assert answer(asks, ServerFeatures("1", run_id="x"))[0].nsqd_run_id == "x"
+    for request, features in (
+        (asks, ServerFeatures("1")),
+        (IdentifyRequest(feature_negotiation=True), ServerFeatures("1", run_id="x")),
+    ):
+        found, response = answer(request, features)
+        assert not found.nsqd_run_id and b"run_id" not in response
