@@ -211,6 +211,27 @@ def test_a_spool_that_was_killed_is_started_again(plain: PlainNsqd, topic: str, 
     assert_each_once(reading.bodies, 200)
 
 
+def test_a_spool_that_stood_still_stores_once_what_nsqd_has_sent_again(
+    plain: PlainNsqd, topic: str, query: Callable[..., Query]
+):
+    """As on a machine that was suspended; its connection has each message several times by then."""
+    plain.publish(topic, numbered(0, 50))
+    reading = query()
+    until_rows(reading, 50)
+    process_id = reading.spool_process_id
+    os.kill(process_id, signal.SIGSTOP)
+    try:
+        plain.publish(topic, numbered(50, 100))
+        in_time(lambda: plain.channel(topic, "spark")["timeout_count"] >= 100)
+    finally:
+        os.kill(process_id, signal.SIGCONT)
+    until_rows(reading, 100)
+    in_time(lambda: plain.unfinished(topic, "spark") == 0)
+    reading.stop()
+    reading.available_now()
+    assert_each_once(reading.bodies, 100)
+
+
 def test_two_queries_cannot_have_one_spool(plain: PlainNsqd, topic: str, query: Callable[..., Query]):
     first = query()
     first.step()

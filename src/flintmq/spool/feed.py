@@ -133,7 +133,7 @@ class Feed:
         self.consumer = consumer
         self._old_at = self._loop.time()
         self._refused_told = 0
-        consumer.take_deliveries(self.take, with_frames=True)
+        consumer.take_deliveries(self.take, self._held.refuse, with_frames=True)
         if self.is_full or self._retry is not None:
             consumer.pause()
 
@@ -177,7 +177,7 @@ class Feed:
             )
             partition_log.append_batch(data, is_verified=True)
         # what is known already may be stored and not be safe yet: it is when everything before it is
-        held.add(partition_log.next_sequence, link, run.timestamps, run.ids, now)
+        held.add(partition_log.next_sequence, link, run.timestamps, run.ids, now, is_again=known is not None)
         if not self._is_kept:
             partition_log.advance_committed(partition_log.next_sequence)
         elif self._sync_task is None:
@@ -270,9 +270,11 @@ class Feed:
     def _tell_refused(self) -> None:
         refused = self.consumer.stats().late
         if refused > self._refused_told:
+            forgotten = self._held.take_forgotten()
+            but = f", but for up to {forgotten}: so many are more than are remembered" if forgotten else ""
             log.warning(
                 "topic %s: %d FIN, REQ or TOUCH came too late, nsqd delivers those messages again; those that are "
-                "stored are not stored twice", self.topic, refused - self._refused_told,
+                "stored are not stored twice%s", self.topic, refused - self._refused_told, but,
             )  # fmt: skip
             self._refused_told, self._refused_told_at = refused, self._loop.time()
 

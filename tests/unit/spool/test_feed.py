@@ -33,10 +33,11 @@ class FakeConsumer:
         self.connections = ("nsqd:4150",)
         self.late = 0
         self.take: Callable[[Delivery], None] | None = None
+        self.refused: Any = None
 
-    def take_deliveries(self, take, *, with_frames):
+    def take_deliveries(self, take, refused, *, with_frames):
         assert with_frames, "they are stored as they came"
-        self.take = take
+        self.take, self.refused = take, refused
 
     def pause(self):
         self.is_paused = True
@@ -227,6 +228,88 @@ async def test_what_comes_again_where_all_is_synced_is_finished():
         assert world.link.finished == ids(1, 11) and world.feed.log.next_sequence == 11, attempts
         await world.feed.close()
         disk.release()
+
+
+@pytest.mark.parametrize("is_kept", [True, False], ids=["spool", "direct"])
+async def test_copies_that_waited_while_the_process_stood_still_are_not_stored_again(is_kept: bool):
+    """The connection stands, and both copies are in what it brings; nsqd has given up waiting for the first."""
+    world = World(MemoryDisk(), is_kept=is_kept)
+    world.deliver(1, 11)
+    await world.settle()
+    world.deliver(11, 21)
+    world.deliver(6, 26, attempts=2)  # some are finished, some wait for the disk, some are new
+    await world.settle()
+    assert [number for number, *_ in world.stored()] == list(range(1, 26))
+    world.feed.move(26)
+    assert sorted(world.link.finished) == sorted(ids(1, 11) + ids(11, 21) + ids(6, 26)), "each copy is finished"
+    await world.feed.close()
+
+
+async def test_both_copies_in_one_read_are_stored_once():
+    world = World(MemoryDisk())
+    stream = b"".join(
+        MESSAGE_HEADER.pack(31, 2, number, attempts, b"%016x" % number) + b"b"
+        for attempts in (1, 2)
+        for number in range(1, 11)
+    )
+    (event,) = ClientConnection().receive(stream)
+    assert isinstance(event, Messages)
+    delivery = Delivery(world.link, cast(Any, None), 0.0, event.records)
+    delivery.frames = event.frames
+    world.feed.take(delivery)
+    await world.settle()
+    assert [(number, attempts) for number, attempts, *_ in world.stored()] == [(number, 1) for number in range(1, 11)]
+    assert world.link.finished == ids(1, 11) * 2
+    await world.feed.close()
+
+
+async def test_what_was_synced_after_its_connection_broke_is_not_stored_again():
+    world = World(MemoryDisk())
+    world.syncs.clear()
+    world.deliver(1, 11)
+    world.link.is_lost = True
+    world.syncs.set()
+    await world.settle()
+    link = FakeLink()
+    world.deliver(1, 11, attempts=2, link=link)
+    await world.settle()
+    assert world.feed.log.next_sequence == 11 and link.finished == ids(1, 11)
+    await world.feed.close()
+
+
+async def test_a_message_whose_fin_came_too_late_is_known_behind_any_number_of_others(caplog):
+    world = World(MemoryDisk())
+    world.deliver(1, 11)
+    await world.settle()
+    for message_id in ids(1, 11):
+        world.consumer.refused(world.link, message_id)
+    world.consumer.late = 10
+    for first in range(11, 3011, 100):
+        world.deliver(first, first + 100)
+        await world.settle()
+    world.deliver(1, 11, attempts=2)
+    await world.settle()
+    assert world.feed.log.next_sequence == 3011, "those ten are not stored again"
+    await world.feed.close()
+    assert [each.message.partition("; ")[2] for each in caplog.records if "too late" in each.message] == [
+        "those that are stored are not stored twice"
+    ]
+
+
+async def test_more_that_come_again_than_are_remembered_are_told_of(caplog):
+    world = World(MemoryDisk())  # of its link 200 are remembered, of what comes again twice as many
+    for first in range(1, 1001, 100):
+        world.deliver(first, first + 100)
+        await world.settle()
+        for message_id in ids(first, first + 100):
+            world.consumer.refused(world.link, message_id)
+    world.consumer.late = 1000
+    world.feed.tick()
+    world.deliver(1, 1001, attempts=2)
+    await world.settle()
+    twice = world.feed.log.next_sequence - 1001
+    assert f"are not stored twice, but for up to {twice}: so many" in caplog.text and 0 < twice <= 400
+    await world.feed.close()
 
 
 async def test_a_full_disk_gives_messages_back_and_is_tried_again(monkeypatch):

@@ -28,6 +28,7 @@ from flintmq.client.core.cancelling import cancelled_within
 from flintmq.client.core.consuming import CLOSE_WAIT_S, DRAIN_SAID_S, DRAIN_WAITS, ConsumerState, Consuming
 from flintmq.client.core.dead_letters import letter_headers
 from flintmq.client.core.handlers import Mode, call_in_place, check_functions, mode_of, refuse_unrun
+from flintmq.client.core.link import Link
 from flintmq.client.core.message import Delivery, Message, Value, pass_by, settle
 from flintmq.client.core.settings import MAX_IN_FLIGHT_MAX, ConsumerOptions, Settings
 from flintmq.client.core.weak_call import WeakCall, weakly
@@ -550,15 +551,22 @@ def _nothing() -> None:
 class BulkConsumer(Consumer[bytes]):
     """A consumer for what passes messages on in bulk: it hands over what nsqd sends as it comes, a read at a time."""
 
-    def take_deliveries(self, take: Callable[[Delivery], None], *, with_frames: bool = False) -> None:
+    def take_deliveries(
+        self,
+        take: Callable[[Delivery], None],
+        refused: Callable[[Link, bytes], None] | None = None,
+        *,
+        with_frames: bool = False,
+    ) -> None:
         """Have deliveries handed over. To be called before :meth:`start`.
 
         Whoever takes a delivery answers each of its messages on its link, and touches those that wait. Nothing is given
-        up here, whatever ``max_attempts`` says, and of answers that came too late nothing is told: ``stats()`` has
+        up here, whatever ``max_attempts`` says, and of answers that came too late nothing is logged: ``stats()`` has
         their number.
 
         Args:
             take: called on the event loop.
+            refused: likewise, with the link and the id of a message whose FIN came too late.
             with_frames: deliveries have :attr:`Delivery.frames` as well, for whoever stores messages as they come.
         """
         if self._home.loop is not None or self._settings.handler is not None:
@@ -566,4 +574,5 @@ class BulkConsumer(Consumer[bytes]):
         self._works_alone = True
         self._consuming.take_in = take
         self._consuming.tells_late = False
+        self._consuming.fin_refused = refused
         self._consuming.keeps_frames = with_frames

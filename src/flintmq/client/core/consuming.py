@@ -86,6 +86,7 @@ class Consuming:
         lock: held by who touches any state.
         take_in: what becomes of the messages of one read: the inbox has them, or a handler at once.
         tells_late: each answer that came too late is logged, not only counted.
+        fin_refused: called with each message whose FIN came too late.
         keeps_frames: deliveries have their messages as they came as well.
         trace: log every message.
         user: kept alive as long as there are connections: a consumer that works on when nothing else refers to it.
@@ -117,6 +118,7 @@ class Consuming:
         self.inbox = self.gate.inbox = Inbox(make_next, settings.attempts_max, too_many or self.give_up, self._expired)
         self.take_in: Callable[[Delivery], None] = self.gate.put if settings.is_ordered else self.inbox.put
         self.tells_late = True
+        self.fin_refused: Callable[[Link, bytes], None] | None = None
         self.keeps_frames = False
         self.unreadables = Unreadable(settings.topic, settings.channel)
         following = None
@@ -303,6 +305,8 @@ class Consuming:
     def on_message_failed(self, connection: Link, failure: MessageFailed) -> None:
         """Count an answer that came too late, and tell of it where each is told of."""
         self._stats.late += 1
+        if self.fin_refused is not None and failure.command == "FIN":
+            self.fin_refused(connection, failure.message_id)
         if not self.tells_late:
             return
         error = FAILURES[failure.command](failure.code, failure.detail, connection.address)
