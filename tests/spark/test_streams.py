@@ -686,6 +686,13 @@ def test_a_checkpoint_belongs_to_one(tmp_path: Path):
         claim("hdfs://host/c")
 
 
+def test_a_checkpoint_whose_first_write_was_cut_short_by_a_kill_is_begun_anew(tmp_path: Path):
+    (tmp_path / "job.json.new").write_text('{"job": {"jo')
+    name = claim(tmp_path)
+    assert claim(tmp_path) == name
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job.json", "job.lock"]
+
+
 def test_a_job_that_publishes_elsewhere_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     def publish(**sink: str) -> str:
         caplog.clear()

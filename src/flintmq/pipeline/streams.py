@@ -118,7 +118,8 @@ def _name(directory: Path, job: dict[str, str], target: dict[str, str]) -> str:
                 _warn_of_target(directory, noted, target)
             _note(path, {"job": job, "name": name, "target": target})
         return name
-    if any(each.name != LOCK for each in directory.iterdir()):
+    ours = (LOCK, _staged(path).name)  # a job that was killed here has done nothing yet
+    if any(each.name not in ours for each in directory.iterdir()):
         raise CheckpointError(directory, "it is not empty, and no job's: name a directory of this job alone")
     name = secrets.token_hex(NAME_BYTES)
     _note(path, {"job": job, "name": name, "target": target})
@@ -126,9 +127,13 @@ def _name(directory: Path, job: dict[str, str], target: dict[str, str]) -> str:
 
 
 def _note(path: Path, known: Mapping[str, Any]) -> None:
-    staged = path.with_name(f"{path.name}.new")
+    staged = _staged(path)
     staged.write_text(json.dumps(known), encoding="utf-8")
     replace(staged, path)
+
+
+def _staged(path: Path) -> Path:
+    return path.with_name(f"{path.name}.new")
 
 
 def _warn_of_target(directory: Path, noted: Mapping[str, str], target: Mapping[str, str]) -> None:

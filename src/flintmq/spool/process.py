@@ -429,7 +429,8 @@ def _read_state(files: OsFiles | None, settings: Settings) -> _State:
         return new
     names = files.list("")
     if STATE not in names:
-        others = [name for name in names if not name.startswith("token")]
+        ours = ("token", f"{STATE}.tmp")  # a kill leaves the latter over the first write
+        others = [name for name in names if not name.startswith(ours)]
         if others:
             raise NotThisSpool(files.root, f"it is no spool and not empty: {', '.join(sorted(others)[:5])}")
         try:

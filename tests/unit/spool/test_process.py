@@ -114,6 +114,16 @@ async def test_a_disk_that_does_not_take_it_is_told_of_and_waited_for(monkeypatc
     assert world.state()["is_ended"] is True
 
 
+async def test_a_directory_whose_first_write_was_cut_short_by_a_kill_is_begun_anew(monkeypatch):
+    settings = World(monkeypatch).spool._settings
+    files = MemoryDisk().attach()
+    file = files.open(f"{STATE}.tmp", create=True)
+    file.write_at(0, b'{"versi')
+    file.close()
+    assert module._read_state(cast(OsFiles, files), settings).channel == "c"
+    assert files.list("") == [STATE]
+
+
 async def test_a_state_that_cannot_be_written_leaves_the_one_before(monkeypatch, caplog):
     world = World(monkeypatch)
     task = await world.started()
