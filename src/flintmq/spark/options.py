@@ -661,14 +661,18 @@ class SourceOptions(LinkOptions):
     connect_timeout: float = _option(5.0, _duration_s, _DURATION, "how long a connection may take to be made", "5s")
     fetch_timeout: float = _option(30.0, _duration_s, _DURATION, "how long nsqd may take to answer", "30s")
     retries: int = _option(
-        10, _whole(0, 1000), "0 to 1000", "attempts after a failure, 0.1 s to 5 s apart (10 are about 25 s)"
+        10,
+        _whole(0, 1000),
+        "0 to 1000",
+        "attempts after a failure, 0.1 s to 5 s apart (10 are about 25 s). An nsqd that is away for longer "
+        "while a micro-batch reads from it ends the query",
     )
     nsqd_down_timeout: float = _option(
         300.0,
         _duration_s,
         _DURATION,
-        "how long a stream waits for an nsqd that is away, reading from the others, before it fails; "
-        "with failOnDataLoss=false it waits for ever",
+        "how long a stream waits between micro-batches for an nsqd that is away, reading from the others, before it "
+        "fails; with failOnDataLoss=false it waits for ever. Within a micro-batch `retries` counts",
         "5m",
     )
     lookupd_poll_interval: float = _option(
@@ -916,7 +920,11 @@ class SinkOptions(LinkOptions):
     connect_timeout: float = _option(5.0, _duration_s, _DURATION, "how long a connection may take to be made", "5s")
     pub_timeout: float = _option(30.0, _duration_s, _DURATION, "how long nsqd may take to answer", "30s")
     retries: int = _option(
-        10, _whole(0, 1000), "0 to 1000", "attempts after a failure, 0.1 s to 5 s apart (10 are about 25 s)"
+        10,
+        _whole(0, 1000),
+        "0 to 1000",
+        "attempts after a failure, 0.1 s to 5 s apart (10 are about 25 s). An nsqd that is away for longer "
+        "while a micro-batch publishes to it ends the query",
     )
 
     def _check(self) -> None:
