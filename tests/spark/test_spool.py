@@ -211,6 +211,23 @@ def test_a_spool_that_was_killed_is_started_again(plain: PlainNsqd, topic: str, 
     assert_each_once(reading.bodies, 200)
 
 
+def test_kills_leave_no_tokens_behind(
+    plain: PlainNsqd, topic: str, query: Callable[..., Query], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    plain.publish(topic, numbered(0, 10))
+    reading = query("direct")
+    until_rows(reading, 10)
+    before = set(tmp_path.iterdir())
+    os.kill(reading.spool_process_id, signal.SIGKILL)
+    plain.publish(topic, numbered(10, 20))
+    in_time(lambda: reading.step() >= 0 and len(set(reading.bodies)) == 20)
+    after = set(tmp_path.iterdir())
+    assert len(before) == len(after) == 1 and before != after
+    reading.stop()
+    assert set(tmp_path.iterdir()) == set()
+
+
 def test_a_spool_that_stood_still_stores_once_what_nsqd_has_sent_again(
     plain: PlainNsqd, topic: str, query: Callable[..., Query]
 ):

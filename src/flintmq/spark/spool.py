@@ -17,7 +17,6 @@ import os
 import select
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
@@ -33,6 +32,7 @@ from flintmq.spark.offsets import Offsets, PartitionKey
 from flintmq.spark.options import SPOOL, SourceOptions
 from flintmq.spark.retry import Retries
 from flintmq.spark.tasks import SpoolPlace
+from flintmq.spark.token_place import TOKEN, TokenPlace
 
 START_S = 120.0  # until it says where it listens: it may have a log to walk through
 END_S = 10.0
@@ -73,6 +73,7 @@ class SpoolProcess:
         self._said: deque[str] = deque(maxlen=LAST_WORDS)
         self._failed = ""  # why it is about to end by itself
         self._port = 0
+        self._token_place: TokenPlace | None = None
 
     @property
     def process_id(self) -> int:
@@ -136,12 +137,20 @@ class SpoolProcess:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        self._leave_token_place()
+
+    def _leave_token_place(self) -> None:
+        place, self._token_place = self._token_place, None
+        if place is not None:
+            place.close()
 
     def _start(self) -> Spool:
         options = self._options
         directory = os.path.abspath(options.spool_location) if self._mode == SPOOL else ""
-        token_directory = directory or tempfile.mkdtemp(prefix="flintmq-")
-        token_file = os.path.join(token_directory, "token")
+        self._leave_token_place()  # that of a spool that was killed
+        if not directory:
+            self._token_place = TokenPlace()
+        token_file = os.path.join(directory if self._token_place is None else self._token_place.path, TOKEN)
         settings = {
             "directory": directory,
             "token_file": token_file,

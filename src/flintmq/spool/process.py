@@ -158,9 +158,10 @@ async def _run(settings: Settings) -> None:
         try:
             await Spool(env, settings, files, state, end).run(token, end)
         finally:
-            os.unlink(settings.token_file)
-            if files is None:
-                os.rmdir(os.path.dirname(settings.token_file))
+            with suppress(FileNotFoundError):  # another driver has removed what this one's, which was killed, left
+                os.unlink(settings.token_file)
+                if files is None:
+                    os.rmdir(os.path.dirname(settings.token_file))
     finally:
         if files is not None:
             files.close()
