@@ -462,3 +462,31 @@ async def test_a_handler_that_hangs_is_named_and_left(nsqd: MemoryNsqd, caplog: 
         assert "a thread still runs the handler with message b'0000000000000001'" in caplog.text
     finally:
         is_over.set()
+
+
+# -- slow handlers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FLAVOURS)
+def test_nothing_is_given_up_that_no_handler_ever_had(name):
+    bodies = {b"%d" % number for number in range(8)}  # more than handlers, so that some wait
+    handled: set[bytes] = set()
+    given_up: set[bytes] = set()
+    may_end = threading.Event()
+
+    def handler(message: Message) -> None:
+        handled.add(message.body)
+        assert may_end.wait(PATIENCE_S)
+
+    def end(message: Message) -> None:
+        given_up.add(message.body)
+
+    with MemoryNsqd("--msg-timeout=200ms") as nsqd, opened(name) as flavour:
+        nsqd.create("t", "c")
+        nsqd.publish("t", *bodies)
+        options = {"nsqd_tcp_addresses": nsqd.tcp_address, "max_attempts": 1, "on_giving_up": end}
+        with flavour.consumer("t", "c", handler, may_block=True, **options) as consumer:
+            wait_until(lambda: stats_of(consumer).dropped >= 2 * len(bodies))
+            may_end.set()
+            nsqd.wait_drained("t", "c", PATIENCE_S)
+    assert given_up <= handled == bodies

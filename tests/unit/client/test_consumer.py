@@ -558,6 +558,58 @@ def test_giving_up(style, caplog, client):
     assert "giving up on message" in caplog.text
 
 
+@pytest.mark.parametrize("style", ["pull", "batches", "handler"])
+def test_what_waited_here_for_too_long_was_not_tried(style, caplog, client):
+    """Each is delivered eight times and tried three times: it is not given up before the application had it."""
+
+    async def scenario(world):
+        handled: list[bytes] = []
+        given_up: list[bytes] = []
+
+        async def handler(message):
+            handled.append(message.body)
+            if message.body == b"slow" and len(handled) == 1:
+                while waiting.stats().dropped < 7 * 3:
+                    await asyncio.sleep(1)
+            if message.body != b"slow":
+                raise Requeue(0)
+
+        async def pull(consumer):
+            async for message in consumer:
+                async with message:
+                    await handler(message)
+
+        async def pull_batches(consumer):
+            async for messages in consumer.batches(1):
+                for message in messages:
+                    async with message:
+                        await handler(message)
+
+        def end(message):
+            given_up.append(message.body)
+
+        async def expire():
+            while waiting.stats().dropped < 7 * 3:
+                await asyncio.sleep(20)
+                world.fake.expire()
+
+        world.fake.add(b"slow", b"a", b"b")
+        options: dict[str, Any] = {"handler": handler} if style == "handler" else {}
+        options |= {"max_in_flight": 10, "msg_timeout": 20, "max_attempts": 3, "on_giving_up": end}
+        async with world.consumer(**options) as waiting:
+            if style != "handler":
+                task = asyncio.create_task((pull if style == "pull" else pull_batches)(waiting))
+            await expire()
+            await until(lambda: len(given_up) == 2)
+            assert sorted(given_up) == [b"a", b"b"]
+            assert handled.count(b"a") == handled.count(b"b") == 3
+            if style != "handler":
+                task.cancel()
+
+    run(scenario, client=client)
+    assert "after 3 attempts" in caplog.text
+
+
 def test_giving_up_with_a_callback(client):
     async def scenario(world):
         saved = []

@@ -29,7 +29,7 @@ from flintmq.client.core.consuming import CLOSE_WAIT_S, DRAIN_SAID_S, DRAIN_WAIT
 from flintmq.client.core.dead_letters import letter_headers
 from flintmq.client.core.handlers import Mode, call_in_place, check_functions, mode_of, refuse_unrun
 from flintmq.client.core.link import Link
-from flintmq.client.core.message import Delivery, Message, Value, pass_by, settle
+from flintmq.client.core.message import Delivery, Message, Value, give_back, pass_by, settle
 from flintmq.client.core.settings import MAX_IN_FLIGHT_MAX, ConsumerOptions, Settings
 from flintmq.client.core.weak_call import WeakCall, weakly
 from flintmq.client.options import ConnectionOptions, Seconds, seconds, switch, whole
@@ -390,8 +390,7 @@ class Consumer(ConsumerState[Value]):
         except TimeoutError:
             pass  # what is there by now is the batch
         except BaseException:
-            for message in batch:
-                message.requeue(0)
+            give_back(batch)
             raise
         return batch
 
@@ -424,7 +423,7 @@ class Consumer(ConsumerState[Value]):
         assert settings.handler is not None
         try:
             call_in_place(
-                settings.handler, delivery, settings.attempts_max, self._consuming.give_up, asyncio.CancelledError
+                settings.handler, delivery, self._consuming.attempts, self._consuming.give_up, asyncio.CancelledError
             )
         except BaseException as error:
             self._fail(error)

@@ -689,5 +689,5 @@ class _Owner:
         """No message was answered, so none can have failed."""
         connection.abort(f"it refused a {failure.command} that was never sent")
 
-    def on_settled(self, connection: Connection, finished: int, requeued: int, dropped: int) -> None:
+    def on_settled(self, connection: Connection, finished: Sequence[bytes], requeued: int, dropped: int) -> None:
         """No message is ever answered here."""

@@ -33,7 +33,7 @@ from flintmq.client.core.cancelling import failure_of
 from flintmq.client.core.consuming import CLOSE_WAIT_S, DRAIN_SAID_S, DRAIN_WAITS, ConsumerState, Consuming
 from flintmq.client.core.dead_letters import letter_headers
 from flintmq.client.core.handlers import check_functions, refuse_unrun
-from flintmq.client.core.message import Message, Value, pass_by, settle
+from flintmq.client.core.message import Message, Value, give_back, pass_by, settle
 from flintmq.client.core.settings import MAX_IN_FLIGHT_MAX, ConsumerOptions, Settings
 from flintmq.client.options import ConnectionOptions, Seconds, seconds, whole
 from flintmq.errors import BodyError, FlintError
@@ -487,8 +487,7 @@ class Consumer(ConsumerState[Value]):
                     self._wait(left_s if ends_in_s is None else min(left_s, ends_in_s))
         except BaseException:
             self._has_dropped = True
-            for message in batch:
-                message.requeue(0)
+            give_back(batch)
             raise
         return batch
 
@@ -524,7 +523,7 @@ class Consumer(ConsumerState[Value]):
                 self._consuming.give_up(message)
         except BaseException:
             if in_hand is not None:
-                in_hand.requeue(0)
+                give_back((in_hand,))
             raise
 
     def _settle_given_up(self, message: Message[Any], error: BodyError | None) -> None:

@@ -21,13 +21,14 @@ Rules of this file:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Generic
 
 from flintmq.client.core import trace as trace_log
+from flintmq.client.core.attempts import Attempts
 from flintmq.client.core.backoff import LEVEL_MAX, Backoff, jittered_s, requeue_delay_s
 from flintmq.client.core.envelope import open_delivery
 from flintmq.client.core.flow import BACKOFF_JITTER, Flow
@@ -53,7 +54,7 @@ from flintmq.errors import (
     ReqFailed,
     TouchFailed,
 )
-from flintmq.wire.client import MessageFailed, Messages
+from flintmq.wire.client import MessageFailed, Messages, Record
 
 log = logging.getLogger("flintmq.client")
 
@@ -85,6 +86,7 @@ class Consuming:
         is_stopped: nothing is wanted any more.
         lock: held by who touches any state.
         take_in: what becomes of the messages of one read: the inbox has them, or a handler at once.
+        attempts: what is no attempt although nsqd counts it.
         tells_late: each answer that came too late is logged, not only counted.
         fin_refused: called with each message whose FIN came too late.
         keeps_frames: deliveries have their messages as they came as well.
@@ -115,7 +117,8 @@ class Consuming:
         has_handler = settings.handler is not None
         self.gate = Gate(settings.topic, has_handler, lambda: self.lock, self._dropped, wake, run)
         make_next = self.gate.make if settings.is_ordered else Message
-        self.inbox = self.gate.inbox = Inbox(make_next, settings.attempts_max, too_many or self.give_up, self._expired)
+        self.attempts = Attempts(settings.attempts_max)
+        self.inbox = self.gate.inbox = Inbox(make_next, self.attempts, too_many or self.give_up, self._expired)
         self.take_in: Callable[[Delivery], None] = self.gate.put if settings.is_ordered else self.inbox.put
         self.tells_late = True
         self.fin_refused: Callable[[Link, bytes], None] | None = None
@@ -193,6 +196,11 @@ class Consuming:
             return 0.0
         return requeue_delay_s(attempts, settings.requeue_delay_s, settings.requeue_delay_max_s)
 
+    def not_handled(self, records: Sequence[Record]) -> None:
+        """Note that messages were delivered for nothing: no handler had them."""
+        with self.lock:
+            self.attempts.note_dropped(records)
+
     def message_failed(self) -> None:
         """Count a failure and back off."""
         with self.lock:
@@ -232,9 +240,9 @@ class Consuming:
             return
         with self.lock:
             self._stats.given_up += 1
+            attempts = self.attempts.of(message.id, message.attempts - 1)
         where = "" if settings.dead_letter is None else f", it goes to topic {settings.dead_letter}"
         if error is None:
-            attempts = message.attempts - 1
             log.error("giving up on message %r of %s after %d attempts%s", message.id, message.nsqd, attempts, where)
         else:
             self.unreadables.tell(message, error, self.time(), f"giving up on it{where}")
@@ -293,14 +301,16 @@ class Consuming:
                 self._tell(violation)
         return True
 
-    def on_settled(self, connection: Link, finished: int, requeued: int, dropped: int) -> None:
+    def on_settled(self, connection: Link, finished: Sequence[bytes], requeued: int, dropped: int) -> None:
         """Count answers."""
+        finished_count = len(finished)
         self._stats.dropped += dropped
-        if self.flow.settled(connection, finished, requeued + dropped):
-            self._stats.finished += finished
+        self.attempts.note_finished(finished)
+        if self.flow.settled(connection, finished_count, requeued + dropped):
+            self._stats.finished += finished_count
             self._stats.requeued += requeued
         else:
-            self._stats.dropped += finished + requeued
+            self._stats.dropped += finished_count + requeued
 
     def on_message_failed(self, connection: Link, failure: MessageFailed) -> None:
         """Count an answer that came too late, and tell of it where each is told of."""
@@ -318,6 +328,7 @@ class Consuming:
         with self.lock:  # one that was never subscribed is lost in the thread that opened it
             waiting, queued = self.gate.remove(connection), self.inbox.remove(connection)
             for delivery in queued:
+                self.attempts.note_dropped(delivery.records)
                 self.gate.gone(delivery)
             dropped = sum(len(delivery.records) for delivery in (*waiting, *queued))
             self._stats.dropped += dropped
@@ -329,6 +340,7 @@ class Consuming:
     def _expired(self, delivery: Delivery, count: int) -> None:
         """Messages waited here for longer than nsqd waits for an answer."""
         self._stats.dropped += count
+        self.attempts.note_dropped(delivery.records)
         link = delivery.link
         log.warning(
             "%d messages of %s dropped, not handled within %g s: handlers are too slow for max_in_flight %d",

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
 from typing import Any, TypeAlias, TypeGuard
 
+from flintmq.client.core.attempts import Attempts
 from flintmq.client.core.cancelling import cancelled_within
 from flintmq.client.core.message import Delivery, Message, mark_finished, settle
 from flintmq.client.options import SOURCE
@@ -98,7 +99,7 @@ def refuse_unrun(result: object) -> None:
 def call_in_place(
     handler: Handler,
     delivery: Delivery,
-    attempts_max: int,
+    attempts: Attempts,
     give_up: Callable[[Message[Any]], None],
     cancelled: type[BaseException],
 ) -> None:
@@ -108,9 +109,10 @@ def call_in_place(
         cancelled: what is raised by whoever waits for something that was cancelled.
     """
     finished: list[bytes] = []
+    maximum = attempts.maximum
     for record in delivery.records:
         message = Message(delivery, record)
-        if record[1] > attempts_max:
+        if record[1] > maximum and attempts.are_over(record):
             give_up(message)
             continue
         try:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from flintmq.client.core.attempts import Attempts
 from flintmq.client.core.message import Delivery, Message, taken_apart
 from flintmq.wire.client import Record
 
@@ -28,7 +29,7 @@ class Inbox:
 
     Args:
         make: what is handed out.
-        attempts_max: a message with more attempts goes to ``give_up`` instead.
+        attempts: a message that had all of them goes to ``give_up`` instead.
         expired: told of messages that were dropped because their time was over.
 
     Attributes:
@@ -39,14 +40,14 @@ class Inbox:
     """
 
     __slots__ = (
-        "count", "is_ended", "is_closing", "_make", "_attempts_max", "_give_up", "_expired", "_deliveries", "_delivery",
+        "count", "is_ended", "is_closing", "_make", "_attempts", "_give_up", "_expired", "_deliveries", "_delivery",
         "_records", "_expires_at", "_waiters",
     )  # fmt: skip
 
     def __init__(
         self,
         make: Callable[[Delivery, Record], Message[Any]],
-        attempts_max: int,
+        attempts: Attempts,
         give_up: Callable[[Message[Any]], None],
         expired: Callable[[Delivery, int], None],
     ) -> None:
@@ -54,7 +55,7 @@ class Inbox:
         self.is_ended = False
         self.is_closing = False
         self._make = make
-        self._attempts_max = attempts_max
+        self._attempts = attempts
         self._give_up = give_up
         self._expired = expired
         self._expires_at = 0.0
@@ -81,7 +82,7 @@ class Inbox:
                 self.count -= 1
                 assert self._delivery is not None
                 message = self._make(self._delivery, record)
-                if record[1] <= self._attempts_max:
+                if record[1] <= self._attempts.maximum or not self._attempts.are_over(record):
                     return message
                 self._give_up(message)
             if not self._deliveries:
@@ -94,7 +95,7 @@ class Inbox:
     def take_many(self, count: int, now: float) -> list[Message[Any]]:
         """Hand out the oldest messages, at most so many; they cost less together than one by one."""
         taken: list[Message[Any]] = []
-        make, attempts_max = self._make, self._attempts_max
+        make, attempts, maximum = self._make, self._attempts, self._attempts.maximum
         while len(taken) < count and not self.is_closing:
             if now >= self._expires_at:
                 self._drop_rest()
@@ -103,7 +104,7 @@ class Inbox:
                 self.count -= len(records)
                 for record in records:
                     message = make(delivery, record)
-                    if record[1] <= attempts_max:
+                    if record[1] <= maximum or not attempts.are_over(record):
                         taken.append(message)
                     else:
                         self._give_up(message)

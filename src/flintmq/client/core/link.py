@@ -73,8 +73,13 @@ class LinkOwner(Protocol[Some]):
 
     def on_messages(self, connection: Some, messages: Messages) -> None: ...
     def on_message_failed(self, connection: Some, failure: MessageFailed) -> None: ...
-    def on_settled(self, connection: Some, finished: int, requeued: int, dropped: int) -> None:
-        """So many messages were finished, requeued, or dropped without an answer; called before that is written."""
+    def on_settled(self, connection: Some, finished: Sequence[bytes], requeued: int, dropped: int) -> None:
+        """Messages were finished, requeued, or dropped without an answer; called before that is written.
+
+        Args:
+            finished: their ids.
+            requeued, dropped: their number.
+        """
 
     def on_lost(self, connection: Some, error: FlintError) -> None: ...
 
@@ -261,7 +266,7 @@ class Link(ABC):
                 self._out.append(self._wire.finish(finished))
             self._is_flush_due = True  # what the owner adds goes with the rest
             try:
-                self._owner.on_settled(self, len(finished), requeued, dropped)
+                self._owner.on_settled(self, finished, requeued, dropped)
             finally:
                 self._is_flush_due = False
         self._is_flush_due = False

@@ -93,6 +93,9 @@ class Owner(Protocol):
     def message_failed(self) -> None: ...
     def decode(self, body: bytes) -> Any: ...
     def unreadable(self, message: Message[Any], error: BodyError) -> None: ...
+    def not_handled(self, records: Sequence[Record]) -> None:
+        """Messages were delivered for nothing: no handler had them, so that it was no attempt."""
+
     def call_in_loop(self, function: Callable[[], object], /) -> object:
         """Call it in the thread that the consumer belongs to: now, if this is it."""
 
@@ -532,7 +535,15 @@ def let_go(message: Message[Any]) -> None:
     if not link.is_lost:  # else the loss is logged
         late = "message %r of %s dropped: its handler was not called within %g s"
         log.warning(late, message.id, link.address, link.msg_timeout_s)
-    settle(message, Requeue(0))
+    give_back((message,))
+
+
+def give_back(messages: Sequence[Message[Any]]) -> None:
+    """Give messages back that were taken, and that neither a handler nor a loop ever had."""
+    for delivery in taken_apart(messages):
+        delivery.owner.not_handled(delivery.records)
+    for message in messages:
+        message.requeue(0)
 
 
 def taken_apart(messages: Sequence[Message[Any]]) -> list[Delivery]:

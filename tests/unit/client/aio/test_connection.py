@@ -45,7 +45,7 @@ class Owner:
         self.failures.append(failure)
 
     def on_settled(self, connection, finished, requeued, dropped):
-        self.settled.append((finished, requeued, dropped))
+        self.settled.append((len(finished), requeued, dropped))
 
     def on_lost(self, connection, error):
         self.lost.append(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -101,8 +102,8 @@ class Owner:
     def on_message_failed(self, connection: Connection, failure: MessageFailed) -> None:
         self.failures.append(failure)
 
-    def on_settled(self, connection: Connection, finished: int, requeued: int, dropped: int) -> None:
-        self.settled.append((finished, requeued, dropped))
+    def on_settled(self, connection: Connection, finished: Sequence[bytes], requeued: int, dropped: int) -> None:
+        self.settled.append((len(finished), requeued, dropped))
         if finished:
             connection.rdy(50)
 
@@ -172,8 +173,8 @@ def test_answers_are_one_write_with_rdy_last(world):
 def test_a_finish_in_the_middle_of_a_flush_is_not_lost(world):
     """Another thread may finish at any instruction; here it does while the owner is told."""
 
-    def settle(connection: Connection, finished: int, requeued: int, dropped: int) -> None:
-        if finished == 1:
+    def settle(connection: Connection, finished: Sequence[bytes], requeued: int, dropped: int) -> None:
+        if len(finished) == 1:
             connection.finish(B)
 
     world.owner.on_settled = settle

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from flintmq.client.aio.handlers import wait
+from flintmq.client.core.attempts import Attempts
 from flintmq.client.core.inbox import Inbox
 from flintmq.client.core.message import Delivery, Message
 from flintmq.wire.client import Record
@@ -31,7 +32,7 @@ def inbox_of(given_up: list[Message] | None = None, attempts_max: int = 5, expir
         assert expired is not None, "nothing should expire here"
         expired.append(count)
 
-    return Inbox(Message, attempts_max, ([] if given_up is None else given_up).append, note_expired)
+    return Inbox(Message, Attempts(attempts_max), ([] if given_up is None else given_up).append, note_expired)
 
 
 def take_all(inbox: Inbox, now: float = NOW) -> list[bytes]:
