@@ -85,36 +85,47 @@ def lacks_family(error: OSError) -> bool:
     return error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
 
-async def connect(factory: Callable[[], asyncio.Protocol], host: str, port: int) -> None:
-    """Connect to the first address of a name that takes a connection.
+async def connect(factory: Callable[[], asyncio.Protocol], host: str, port: int, timeout_s: float) -> None:
+    """Connect to the first address of a name that takes a connection; each has its share of the time.
 
     The name is looked up here and not by ``create_connection``: uvloop's, when it is given up meanwhile, leaves an
     error behind that is logged as nobody's.
 
     Args:
         factory: makes the protocol; called for each address that takes the connection, which is one.
+        timeout_s: for all of it, so that an address that swallows what it is sent leaves time for the next one.
 
     Raises:
-        OSError: there is no such name, or none of its addresses takes it: why the first one does not.
+        OSError: there is no such name, or none of its addresses takes it: why the first one that says so does not. It
+            is a ConnectionRefusedError only where all of them refuse, so that nobody can be there.
+        TimeoutError: nothing was heard of any of them in time.
     """
     import asyncio
 
     loop = asyncio.get_running_loop()
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        found = [info[4][:2] for info in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-    else:
-        found = [(host, port)]
-    failed: OSError | None = None
-    for address in found:
+    deadline = loop.time() + timeout_s
+    async with asyncio.timeout_at(deadline):
         try:
-            await loop.create_connection(factory, str(address[0]), int(address[1]))
-        except OSError as error:
-            failed = failed or error
+            ipaddress.ip_address(host)
+        except ValueError:
+            found = [info[4][:2] for info in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+        else:
+            found = [(host, port)]
+    failures: list[OSError] = []
+    for number, address in enumerate(found):
+        now = loop.time()
+        try:
+            async with asyncio.timeout_at(now + (deadline - now) / (len(found) - number)):
+                await loop.create_connection(factory, str(address[0]), int(address[1]))
+        except OSError as error:  # a TimeoutError as well
+            failures.append(error)
         else:
             return
-    raise failed or OSError(f"{host} has no address")
+    said = [error for error in failures if not isinstance(error, TimeoutError)]
+    failed = said[0] if said else failures[0] if failures else OSError(f"{host} has no address")
+    if isinstance(failed, ConnectionRefusedError) and not all(isinstance(each, type(failed)) for each in failures):
+        raise OSError(failed.strerror or str(failed)) from failed
+    raise failed
 
 
 def listening_address(server: asyncio.AbstractServer, host: str, port: int) -> tuple[str, int]:

@@ -289,7 +289,7 @@ class LookupPeer:
                 _, connection = await loop.create_unix_connection(lambda: _Connection(self._changed.set), self.address)
             else:
                 connection = _Connection(self._changed.set)
-                await connect(lambda: connection, *address)
+                await connect(lambda: connection, *address, _CONNECT_DEADLINE_S)
         return connection
 
     async def _wait(self, connection: _Connection) -> None:

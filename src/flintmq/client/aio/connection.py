@@ -78,7 +78,7 @@ class Connection(Link, asyncio.BufferedProtocol):
         opening = Opening(handshake, partial(connection._take_over, handshake), loop, timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
-                await connect(lambda: opening, host, port)
+                await connect(lambda: opening, host, port, timeout_s)
                 if await opening.wants_secret():
                     assert options.auth_secret is not None
                     await opening.authorise(await obtain_secret(options.auth_secret, address, env))

@@ -39,7 +39,7 @@ from flintmq.cluster.link import FollowerLink, FollowerOwner, LeaderLink, Piece
 from flintmq.cluster.state import LAG_NS_MAX, NodeRecord
 from flintmq.env import Env
 from flintmq.errors import FlintError
-from flintmq.net.address import format_peer
+from flintmq.net.address import connect, format_peer
 from flintmq.net.listen import Listener, listen
 from flintmq.net.tasks import kept_up
 from flintmq.net.tls import TlsSetupError
@@ -853,7 +853,6 @@ class Peers:
         Raises:
             PassageFailed: it cannot be had.
         """
-        loop = asyncio.get_running_loop()
         if self._why_over:
             raise PassageFailed(self._why_over)
         try:
@@ -863,7 +862,7 @@ class Peers:
         passage = Passage(self, record.node, owner, purpose, tls)
         try:
             async with asyncio.timeout(CONNECT_DEADLINE_S + HANDSHAKE_DEADLINE_S):
-                await loop.create_connection(lambda: passage, record.host, record.peer_port)
+                await connect(lambda: passage, record.host, record.peer_port, CONNECT_DEADLINE_S)
                 await passage.opened
         except TimeoutError:
             passage.give_up("it took too long")
@@ -878,12 +877,11 @@ class Peers:
     async def _connected(self, node: str, record: NodeRecord) -> str:
         """Dial a node and stay until the connection is gone; return why."""
         found = self._dialled[node]
-        loop = asyncio.get_running_loop()
         tls = None if self.tls is None else self.tls.dialer(record.host)
         connection = _Outgoing(self, found.link, tls)
         try:
             async with asyncio.timeout(CONNECT_DEADLINE_S):
-                await loop.create_connection(lambda: connection, record.host, record.peer_port)
+                await connect(lambda: connection, record.host, record.peer_port, CONNECT_DEADLINE_S)
         except TimeoutError:
             connection.give_up("it took too long")
             return "it does not answer"
