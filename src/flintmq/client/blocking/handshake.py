@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 
-from flintmq.client.blocking.stream import Stream, Time, connect
-from flintmq.client.core.handshake import Handshake, Next
+from flintmq.client.blocking.stream import Stream, StreamEnded, Time, connect
+from flintmq.client.core.handshake import Handshake, Next, is_closing
 from flintmq.client.options import SOURCE, ConnectionOptions, seconds
 from flintmq.client.security import Secret, checked_secret, secret_failed
 from flintmq.errors import ConnectionFailed, FlintError, NsqdError, OptionError, ProtocolError
@@ -42,7 +42,8 @@ def open_stream(handshake: Handshake, options: ConnectionOptions, time: Time) ->
             reason = f"no answer within {timeout_s:g} s: waiting for {handshake.waits_for}"
             raise ConnectionFailed(handshake.address, reason) from error
         if isinstance(error, FlintError) and not isinstance(error, ConnectionFailed | NsqdError | ProtocolError):
-            raise handshake.ended(error) from error
+            by_nsqd = isinstance(error, StreamEnded) and (error.__cause__ is None or is_closing(error.__cause__))
+            raise handshake.ended(None if by_nsqd else error) from error
         raise
     return stream
 

@@ -93,6 +93,11 @@ class Step:
     codec: Codec | None = None
 
 
+def is_closing(error: BaseException) -> bool:
+    """Whether a socket says that nsqd has closed it: it is reset when nsqd had not read all of it, which is chance."""
+    return isinstance(error, ConnectionResetError | BrokenPipeError)
+
+
 class Handshake:
     """The handshake of one connection.
 
@@ -189,7 +194,7 @@ class Handshake:
         """
         if isinstance(error, TlsFailed) and self._tls is not None:
             return self._tls.refused(error)
-        reason = str(error) if error else "closed by nsqd"
+        reason = "closed by nsqd" if error is None or is_closing(error) else str(error)
         return ConnectionFailed(self.address, f"{reason} while waiting for {self.waits_for}")
 
     # --- answers ---

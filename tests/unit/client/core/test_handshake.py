@@ -390,6 +390,8 @@ def test_what_it_waits_for_is_said(certificates: Certificates):
     handshake = handshake_of(certificates, has_secret=True)
     handshake.start()
     assert "closed by nsqd while waiting for the answer to IDENTIFY" in str(handshake.ended(None))
+    for error in (ConnectionResetError(104, "Connection reset by peer"), BrokenPipeError(32, "Broken pipe")):
+        assert str(handshake.ended(error)) == str(handshake.ended(None)), "one failure, told once"
     handshake.receive(features_frame(tls_v1=True, auth_required=True))
     assert handshake.waits_for == "the TLS handshake"
     assert isinstance(handshake.ended(TlsFailed("certificate verify failed: certificate has expired")), TlsRefused)
