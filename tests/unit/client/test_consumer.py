@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any
@@ -746,6 +747,32 @@ def test_forgotten_messages_of_a_lost_connection_hold_nothing_back_for_ever(clie
             assert 19 < world.now - began < 25
 
     run(scenario, client=client)
+
+
+def test_no_more_is_taken_than_is_handled_in_time(caplog, client):
+    """What waits in vain would wear out its attempts, also where other consumers of the channel have it next."""
+
+    async def scenario(world):
+        each_s = [1.0]
+
+        async def handler(_message):
+            await asyncio.sleep(each_s[0])
+
+        world.fake.add_many(2000)
+        async with world.consumer(handler=handler, max_in_flight=100, msg_timeout=20) as consumer:
+            await until(lambda: consumer.stats().dropped > 0)
+            await until(lambda: 10 <= world.fake.rdy_history[-1] <= 16)
+            for _ in range(2):  # what came before that waits in vain as well
+                world.fake.expire()
+                await asyncio.sleep(25)
+            dropped = consumer.stats().dropped
+            await asyncio.sleep(300)
+            assert consumer.stats().dropped == dropped
+            each_s[0] = 0.01
+            await until(lambda: world.fake.rdy_history[-1] == 100)
+
+    run(scenario, client=client)
+    assert re.search("so 1[45] are taken until they keep up", caplog.text)
 
 
 def test_messages_that_wait_for_too_long_are_not_handled_twice(caplog, client):

@@ -20,6 +20,7 @@ from flintmq.client.core.attempts import Attempts
 from flintmq.client.core.gate import Gate
 from flintmq.client.core.inbox import Inbox
 from flintmq.client.core.message import Delivery, finish_all
+from flintmq.client.core.pace import Pace
 
 MSG_TIMEOUT_S = 60
 MAX_MSG_TIMEOUT_S = 900
@@ -60,7 +61,7 @@ def test_a_turn_ends_in_the_thread_that_the_consumer_belongs_to():
     calls: list[Callable[[], object]] = []
     link: Any = SimpleNamespace(address="a:1", msg_timeout_s=60.0, is_lost=False, forget_touched=lambda _: None)
     gate = Gate("t", False, nullcontext, _unexpected, lambda: None, calls.append)
-    gate.inbox = Inbox(gate.make, Attempts(5), _unexpected, _unexpected)
+    gate.inbox = Inbox(gate.make, Attempts(5), Pace(), _unexpected, _unexpected)
     gate.start(cast(Any, SimpleNamespace(call_later=lambda *_: None)))
 
     def put(number: int) -> None:

@@ -38,6 +38,7 @@ from flintmq.client.core.inbox import Inbox
 from flintmq.client.core.link import Link
 from flintmq.client.core.message import Delivery, Message, Value, is_hex, requeue_failed, take_apart
 from flintmq.client.core.of_one_process import Client
+from flintmq.client.core.pace import Pace
 from flintmq.client.core.settings import MAX_IN_FLIGHT_MAX, Settings
 from flintmq.client.core.stats import ConsumerStats
 from flintmq.client.core.subscribing import Subscribing, Targets, has_partitions, with_address
@@ -118,7 +119,10 @@ class Consuming:
         self.gate = Gate(settings.topic, has_handler, lambda: self.lock, self._dropped, wake, run)
         make_next = self.gate.make if settings.is_ordered else Message
         self.attempts = Attempts(settings.attempts_max)
-        self.inbox = self.gate.inbox = Inbox(make_next, self.attempts, too_many or self.give_up, self._expired)
+        self._pace = Pace()
+        self.inbox = self.gate.inbox = Inbox(
+            make_next, self.attempts, self._pace, too_many or self.give_up, self._expired
+        )
         self.take_in: Callable[[Delivery], None] = self.gate.put if settings.is_ordered else self.inbox.put
         self.tells_late = True
         self.fin_refused: Callable[[Link, bytes], None] | None = None
@@ -272,6 +276,7 @@ class Consuming:
             where = self.settings.topic, self.settings.channel
             trace_log.received(*where, delivery, connection.partition, connection.ends)
         self._stats.received += len(records)
+        self._pace.read(now, connection.msg_timeout_s)
         is_first = self.flow.received(connection, len(records), now)
         if self.is_stopped:
             _give_back(delivery)
@@ -306,6 +311,8 @@ class Consuming:
         finished_count = len(finished)
         self._stats.dropped += dropped
         self.attempts.note_finished(finished)
+        if self._pace.handled(finished_count + requeued, connection.msg_timeout_s, self.flow.max_in_flight):
+            self.flow.set_pace(self._pace.limit)
         if self.flow.settled(connection, finished_count, requeued + dropped):
             self._stats.finished += finished_count
             self._stats.requeued += requeued
@@ -341,12 +348,17 @@ class Consuming:
         """Messages waited here for longer than nsqd waits for an answer."""
         self._stats.dropped += count
         self.attempts.note_dropped(delivery.records)
-        link = delivery.link
+        link, more = delivery.link, ""
+        if not self.settings.is_ordered:  # else each partition has one at a time, whatever the others do
+            self._pace.too_late(self.time(), link.msg_timeout_s, self.flow.max_in_flight)
+        if self._pace.limit is not None:
+            more = f", so {self._pace.limit} are taken until they keep up"
         log.warning(
-            "%d messages of %s dropped, not handled within %g s: handlers are too slow for max_in_flight %d",
-            count, link.address, link.msg_timeout_s, self.flow.max_in_flight,
+            "%d messages of %s dropped, not handled within %g s: handlers are too slow for max_in_flight %d%s",
+            count, link.address, link.msg_timeout_s, self.flow.max_in_flight, more,
         )  # fmt: skip
         self.flow.forget(link, count)
+        self.flow.set_pace(self._pace.limit)
         self.gate.gone(delivery)
 
     def _dropped(self, delivery: Delivery) -> None:

@@ -44,11 +44,13 @@ class Flow(Generic[Link]):
     Attributes:
         is_paused: the application wants nothing for now.
         is_stopped: nothing will be wanted any more.
+        pace: messages in flight that are handled in time; None: no limit by that.
     """
 
     def __init__(self, rdy: RdyPolicy, backoff: Backoff, env: Env) -> None:
         self.is_paused = False
         self.is_stopped = False
+        self.pace: int | None = None
         self._rdy = rdy
         self._max_in_flight_highest = rdy.max_in_flight
         self._backoff = backoff
@@ -212,6 +214,12 @@ class Flow(Generic[Link]):
         if self._backoff.state is not BackoffState.WAITING:
             self._back_off(self._backoff.failure())
 
+    def set_pace(self, count: int | None) -> None:
+        """Have no more messages in flight than so many; None: as many as otherwise."""
+        if count != self.pace:
+            self.pace = count
+            self.replan()
+
     def hold(self, connection: Link, wait_s: float) -> None:
         """Want nothing over one connection for a while; the others go on."""
         share = self._joined.get(connection)
@@ -236,7 +244,8 @@ class Flow(Generic[Link]):
         """Let the policy decide and send what it says."""
         if self._loop is None:
             return
-        self._rdy.limit = 0 if self.is_stopped or self.is_paused else self._backoff.limit
+        limits = [limit for limit in (self._backoff.limit, self.pace) if limit is not None]
+        self._rdy.limit = 0 if self.is_stopped or self.is_paused else min(limits, default=None)
         now = self._loop.time()
         order = self._rdy.shares.copy()
         self._env.random.shuffle(order)

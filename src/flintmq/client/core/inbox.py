@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from flintmq.client.core.attempts import Attempts
 from flintmq.client.core.message import Delivery, Message, taken_apart
+from flintmq.client.core.pace import Pace
 from flintmq.wire.client import Record
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Inbox:
     Args:
         make: what is handed out.
         attempts: a message that had all of them goes to ``give_up`` instead.
+        pace: is told how long messages waited here, while it limits what comes.
         expired: told of messages that were dropped because their time was over.
 
     Attributes:
@@ -40,14 +42,15 @@ class Inbox:
     """
 
     __slots__ = (
-        "count", "is_ended", "is_closing", "_make", "_attempts", "_give_up", "_expired", "_deliveries", "_delivery",
-        "_records", "_expires_at", "_waiters",
+        "count", "is_ended", "is_closing", "_make", "_attempts", "_pace", "_give_up", "_expired", "_deliveries",
+        "_delivery", "_records", "_expires_at", "_waiters",
     )  # fmt: skip
 
     def __init__(
         self,
         make: Callable[[Delivery, Record], Message[Any]],
         attempts: Attempts,
+        pace: Pace,
         give_up: Callable[[Message[Any]], None],
         expired: Callable[[Delivery, int], None],
     ) -> None:
@@ -56,6 +59,7 @@ class Inbox:
         self.is_closing = False
         self._make = make
         self._attempts = attempts
+        self._pace = pace
         self._give_up = give_up
         self._expired = expired
         self._expires_at = 0.0
@@ -81,6 +85,8 @@ class Inbox:
             for record in self._records:
                 self.count -= 1
                 assert self._delivery is not None
+                if self._pace.limit is not None:
+                    self._pace.began(now - self._delivery.received_at)
                 message = self._make(self._delivery, record)
                 if record[1] <= self._attempts.maximum or not self._attempts.are_over(record):
                     return message
@@ -102,6 +108,8 @@ class Inbox:
             delivery = self._delivery
             if delivery is not None and (records := list(islice(self._records, count - len(taken)))):
                 self.count -= len(records)
+                if self._pace.limit is not None:
+                    self._pace.began(now - delivery.received_at)
                 for record in records:
                     message = make(delivery, record)
                     if record[1] <= maximum or not attempts.are_over(record):

@@ -8,6 +8,7 @@ from flintmq.client.aio.handlers import wait
 from flintmq.client.core.attempts import Attempts
 from flintmq.client.core.inbox import Inbox
 from flintmq.client.core.message import Delivery, Message
+from flintmq.client.core.pace import Pace
 from flintmq.wire.client import Record
 
 NOW = 1000.0
@@ -32,7 +33,7 @@ def inbox_of(given_up: list[Message] | None = None, attempts_max: int = 5, expir
         assert expired is not None, "nothing should expire here"
         expired.append(count)
 
-    return Inbox(Message, Attempts(attempts_max), ([] if given_up is None else given_up).append, note_expired)
+    return Inbox(Message, Attempts(attempts_max), Pace(), ([] if given_up is None else given_up).append, note_expired)
 
 
 def take_all(inbox: Inbox, now: float = NOW) -> list[bytes]:
