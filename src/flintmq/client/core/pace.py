@@ -1,4 +1,4 @@
-"""How many messages a consumer may have in flight whose handlers were too slow for what it took: what they do in time.
+"""The bound on what a consumer has in flight whose handlers were too slow for what it took: what they do in time.
 
 nsqd takes back what is not answered within the message timeout, and delivers it again, here or to another consumer of
 the channel, which counts as an attempt. A consumer that goes on to take more than it handles in that time wears out the

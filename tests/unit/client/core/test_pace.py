@@ -1,4 +1,4 @@
-"""How much a consumer takes whose handlers are too slow for it, on a made-up clock."""
+"""What a consumer takes whose handlers are too slow for it, on a made-up clock."""
 
 from __future__ import annotations
 
