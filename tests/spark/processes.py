@@ -192,9 +192,25 @@ class Driver:
         raise AssertionError(f"no {text!r} within {timeout_s} s:\n{self.story()}")
 
     def pause(self) -> None:
-        """Stop the driver and its JVM (SIGSTOP), and return when none of their threads runs any more."""
-        self._send(signal.SIGSTOP)
-        wait_until(lambda: set(self._states()) <= STOPPED, lambda: f"its threads: {''.join(self._states())}")
+        """Stop the driver and its JVM (SIGSTOP), and return when none of their threads runs any more.
+
+        A thread that has just begun a process (vfork) never stops where that one is stopped before its first step: then
+        all go on for a moment.
+        """
+        for tries_left in reversed(range(STOP_TRIES)):
+            self._send(signal.SIGSTOP)
+            try:
+                wait_until(
+                    lambda: set(self._states()) <= STOPPED,
+                    lambda: f"its threads: {''.join(self._states())}",
+                    PATIENCE_S / STOP_TRIES,
+                )
+            except AssertionError:
+                if not tries_left:
+                    raise
+                self.go_on()
+            else:
+                return
 
     def go_on(self) -> None:
         """Have it run again after :meth:`pause`."""
@@ -231,6 +247,7 @@ class Driver:
         return "".join(self.output)
 
 
+STOP_TRIES = 6
 STOPPED = set("TtZXx")
 """States of a thread that does nothing any more, or nothing until SIGCONT."""
 
