@@ -355,8 +355,6 @@ class Leading:
         self._is_swapping = False
         self._is_doubtful = False
         self._member_count = 0
-        self._is_short = False
-        """Whether members are waited for that may only have stood still, and there are too few others."""
         self._watched: tuple[Follower, ...] = ()
         """The other members of the in-sync set; while it is being changed, of both."""
         self._members: dict[str, set[Member]] = {}
@@ -389,7 +387,7 @@ class Leading:
     @property
     def is_writable(self) -> bool:
         """Whether a publish may be taken: it can be acknowledged by enough members."""
-        return not self.is_ended and not self.gives_up and self._has_enough() and not self._is_short
+        return not self.is_ended and not self.gives_up and self._has_enough() and not self._is_short()
 
     @property
     def gives_up(self) -> bool:
@@ -463,9 +461,8 @@ class Leading:
             return None
         if self._pending is not None:
             return self._pending  # its outcome has to be known before anything else is asked
-        self._is_short = False
         state = self.state
-        out = [node for node in state.in_sync_nodes if node != self.node and self._must_leave(self.followers[node])]
+        out = self._out()
         if out:
             left = without(state, out)
             if len(left.in_sync) >= self._min_in_sync:
@@ -476,15 +473,28 @@ class Leading:
                     return given_up if self._is_cut_off() else None
                 # who is heard of still may be cut off as well; then it is silent before the others count as unreached
                 return left if all(map(self._is_clear, self._watched)) else None
-            if all(self._is_settled(self.followers[node]) for node in out):
+            if self._are_settled(out):
                 return left
             # with these members gone nobody else could ever lead, so who may only have stood still is waited for
-            self._is_short = True
         members = {member.node: member for member in state.in_sync}
         for node, follower in self.followers.items():
             if follower.member is not None and follower.member != members.get(node) and self._may_join(follower):
                 state = joined(state, follower.member)
         return None if state is self.state else state
+
+    def _out(self) -> list[str]:
+        """Return the members that are not to be members any longer."""
+        nodes = self.state.in_sync_nodes
+        return [node for node in nodes if node != self.node and self._must_leave(self.followers[node])]
+
+    def _is_short(self) -> bool:
+        """Whether members are waited for that may only have stood still, and there are too few others."""
+        if not any(each.is_silent for each in self._watched):
+            return False
+        out = self._out()
+        if len(self.state.in_sync) - len(out) >= self._min_in_sync or self._are_settled(out):
+            return False
+        return self._given_up() is None
 
     def _reaches_enough(self) -> bool:
         """Whether this node could acknowledge presently, as far as is known."""
@@ -530,6 +540,9 @@ class Leading:
         """Whether a member that answers nothing is known to be dead, or would not count as living if it were."""
         is_known = follower.is_unreached or follower.is_dead or bool(follower.why_silent)
         return is_known or not follower.is_silent
+
+    def _are_settled(self, nodes: Iterable[str]) -> bool:
+        return all(self._is_settled(self.followers[node]) for node in nodes)
 
     def _is_settled(self, follower: Follower) -> bool:
         """Whether a member is not one that answers nothing and may only have stood still."""

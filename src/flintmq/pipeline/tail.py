@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from flintmq.errors import UsageError
+from flintmq.names import shortened
 from flintmq.options import SECOND, Duration, Integer, Switch, Text, option
 from flintmq.pipeline.arrow_rows import plain_rows, text_of
 from flintmq.pipeline.bodies import REASON, SchemaFlags, unused, with_columns
@@ -135,7 +136,7 @@ def _short(value: object) -> str:
         value = json.dumps(value, default=text_of, ensure_ascii=False)
     text = "null" if value is None else text_of(value)
     text = "".join(letter if letter.isprintable() else "?" for letter in text)  # nobody writes to this terminal but we
-    return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"
+    return shortened(text, WIDTH)
 
 
 def tail(options: TailOptions, runner: Runner | None = None) -> Work:

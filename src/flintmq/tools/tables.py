@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from flintmq.names import shortened
+
 WIDTH_MIN = 40
 _LEAST = 6
 _NUMBER_MARKS = str.maketrans("", "", ".,-")
@@ -24,7 +26,7 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> s
     lines = []
     for row in cells:
         parts = [
-            cut(text, size).rjust(size) if right else cut(text, size).ljust(size)
+            shortened(text, size).rjust(size) if right else shortened(text, size).ljust(size)
             for text, size, right in zip(row, widths, is_number, strict=True)
         ]
         lines.append("  ".join(parts).rstrip())
@@ -33,8 +35,3 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> s
 
 def _is_number(text: str) -> bool:
     return text == "-" or text.translate(_NUMBER_MARKS).isdigit()
-
-
-def cut(text: str, size: int) -> str:
-    """Return a text, cut with an ellipsis where it is longer than ``size``."""
-    return text if len(text) <= size else f"{text[: size - 1]}…"

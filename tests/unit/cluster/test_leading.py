@@ -373,6 +373,7 @@ def test_others_that_may_only_have_stood_still_stay_in_sync_until_that_is_known(
     leading = case.leading
     case.answer = False
     case.lose("b", "c")
+    assert not leading.is_writable, "what was published a moment before is refused as well"
     assert leading.wanted_state() is None
     match others:
         case "live again":
