@@ -322,8 +322,11 @@ class Consuming:
     def on_message_failed(self, connection: Link, failure: MessageFailed) -> None:
         """Count an answer that came too late, and tell of it where each is told of."""
         self._stats.late += 1
-        if self.fin_refused is not None and failure.command == "FIN":
-            self.fin_refused(connection, failure.message_id)
+        if failure.command == "FIN":
+            if self._pace.limit is not None:  # what waited for less than its time was not handled in the rest of it
+                self._too_late(connection)
+            if self.fin_refused is not None:
+                self.fin_refused(connection, failure.message_id)
         if not self.tells_late:
             return
         error = FAILURES[failure.command](failure.code, failure.detail, connection.address)
@@ -349,8 +352,7 @@ class Consuming:
         self._stats.dropped += count
         self.attempts.note_dropped(delivery.records)
         link, more = delivery.link, ""
-        if not self.settings.is_ordered:  # else each partition has one at a time, whatever the others do
-            self._pace.too_late(self.time(), link.msg_timeout_s, self.flow.max_in_flight)
+        self._too_late(link)
         if self._pace.limit is not None:
             more = f", so {self._pace.limit} are taken until they keep up"
         log.warning(
@@ -358,8 +360,13 @@ class Consuming:
             count, link.address, link.msg_timeout_s, self.flow.max_in_flight, more,
         )  # fmt: skip
         self.flow.forget(link, count)
-        self.flow.set_pace(self._pace.limit)
         self.gate.gone(delivery)
+
+    def _too_late(self, link: Link) -> None:
+        """Take no more than is handled in time."""
+        if not self.settings.is_ordered:  # else each partition has one at a time, whatever the others do
+            self._pace.too_late(self.time(), link.msg_timeout_s, self.flow.max_in_flight)
+            self.flow.set_pace(self._pace.limit)
 
     def _dropped(self, delivery: Delivery) -> None:
         """Count what never will be handed out: nsqd has taken it back, or it is finished."""
