@@ -8,7 +8,6 @@ Source: docs/decisions/0017.
 
 from __future__ import annotations
 
-import logging
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,10 +20,10 @@ from flintmq.cluster.keys import CLUSTER_NAME, Keys
 from flintmq.cluster.store import StoreRefused
 from flintmq.env import Env
 from flintmq.errors import OptionError
-from flintmq.file_stamp import file_stamp
 from flintmq.net.address import split_address
 from flintmq.net.etcd import EtcdOptions, EtcdStore
 from flintmq.net.http_auth import TokenFile
+from flintmq.net.secret_file import SecretFile
 from flintmq.net.tls import Renewed, client_context
 
 FORM = "it must be host:port or http(s)://[user:password@]host:port, of members of one etcd or of one nsqlookupd"
@@ -32,8 +31,6 @@ _PASSWORD_BYTES_MAX = 1024
 _PASSWORD_FLAG = "--cluster-store-password-file"
 _TLS_OPTIONS = "--cluster-store-root-ca-file, --cluster-store-cert and --cluster-store-key"
 _DEFAULT_PORTS = {"http": 2379, "https": 2379}
-
-_log = logging.getLogger(__name__)
 
 
 class StoreOptions(Protocol):
@@ -190,42 +187,15 @@ def open_store(
     return EtcdStore(env, options)
 
 
-class PasswordFile:
+class PasswordFile(SecretFile):
     """The password of a user of the store: the only line of a file, which is read again when it changes.
-
-    Args:
-        env: for threads, as the disk may not answer.
-
-    Attributes:
-        known: the password that was read last.
 
     Raises:
         ValueError: there is none in it.
     """
 
     def __init__(self, path: str, env: Env) -> None:
-        self._path = path
-        self._env = env
-        self._stamp = file_stamp(path)
-        self.known = _read_password(path)
-
-    def __repr__(self) -> str:
-        return f"<PasswordFile {self._path}>"
-
-    async def current(self) -> str:
-        """Return the password as the file has it now; the last good one when it cannot be read, which is logged."""
-        found: str = await self._env.run_blocking(self._now)
-        return found
-
-    def _now(self) -> str:
-        stamp = file_stamp(self._path)  # first: what is written after it is read again
-        if stamp != self._stamp:
-            self._stamp = stamp
-            try:
-                self.known = _read_password(self._path)
-            except ValueError as error:
-                _log.error("%s: %s; the password that was in it is still used", _PASSWORD_FLAG, error)
-        return self.known
+        super().__init__(path, env, _read_password, "password")
 
 
 def _read_password(path: str) -> str:
@@ -235,7 +205,8 @@ def _read_password(path: str) -> str:
         if len(lines) == 1 and len(lines[0]) <= _PASSWORD_BYTES_MAX and lines[0]:
             return lines[0].decode()
     except OSError as error:
-        raise ValueError(f"{path}: {error.strerror or error}") from None
+        raise ValueError(f"{_PASSWORD_FLAG}={path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         pass
-    raise ValueError(f"{path}: it must have one line of UTF-8, the password, of at most {_PASSWORD_BYTES_MAX} bytes")
+    what = f"it must have one line of UTF-8, the password, of at most {_PASSWORD_BYTES_MAX} bytes"
+    raise ValueError(f"{_PASSWORD_FLAG}={path}: {what}")

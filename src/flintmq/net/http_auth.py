@@ -45,6 +45,7 @@ from flintmq.net.address import split_address
 from flintmq.net.http_messages import JSON_TYPE, NSQ_TYPE, Request, Response
 from flintmq.net.http_router import Router
 from flintmq.net.regex import BadPattern, Pattern, compiled
+from flintmq.net.secret_file import SecretFile
 from flintmq.net.tasks import kept_up
 from flintmq.net.tls import REQUIRE
 
@@ -304,7 +305,7 @@ def _read_clients(path: str) -> tuple[FileStamp | None, KnownClients]:
     return stamp, parse_clients(path, _read(path, FILE_SIZE_MAX))
 
 
-class TokenFile:
+class TokenFile(SecretFile):
     """The token that a daemon shows to others: the only line of a file, which is read again when it changes.
 
     Args:
@@ -315,51 +316,19 @@ class TokenFile:
     """
 
     def __init__(self, path: str, env: Env, flag: str = "") -> None:
-        self._path = path
-        self._env = env
-        self._stamp = file_stamp(path)
-        try:
-            self._token = _read_token(path)
-        except HttpAuthFileError as error:
-            raise HttpAuthFileError(path, error.reason, flag) from None
-
-    def __repr__(self) -> str:
-        return f"<TokenFile {self._path}>"
-
-    async def current(self) -> str:
-        """Return the token; the last good one when the file cannot be read now."""
-        stamp = await self._env.run_blocking(file_stamp, self._path)
-        if stamp != self._stamp:
-            self._stamp = stamp
-            try:
-                self._token = await self._env.run_blocking(_read_token, self._path)
-            except HttpAuthFileError as error:
-                self._keep(error)
-        return self._token
-
-    def now(self) -> str:
-        """Return what :meth:`current` does; for threads, because it waits for the disk."""
-        stamp = file_stamp(self._path)
-        if stamp != self._stamp:
-            self._stamp = stamp
-            try:
-                self._token = _read_token(self._path)
-            except HttpAuthFileError as error:
-                self._keep(error)
-        return self._token
-
-    def _keep(self, error: HttpAuthFileError) -> None:
-        _log.error("%s; the token that was in it is still used", error)
+        super().__init__(path, env, lambda path: _read_token(path, flag), "token")
 
 
-def _read_token(path: str) -> str:
-    data = _read(path, 2 * TOKEN_SIZE_MAX).strip()
+def _read_token(path: str, flag: str) -> str:
     try:
+        data = _read(path, 2 * TOKEN_SIZE_MAX).strip()
         _digest_of(data.decode("ascii"))
+    except HttpAuthFileError as error:
+        raise HttpAuthFileError(path, error.reason, flag) from None
     except UnicodeDecodeError:
-        raise HttpAuthFileError(path, "not a token: only one line of ASCII") from None
+        raise HttpAuthFileError(path, "not a token: only one line of ASCII", flag) from None
     except ValueError as error:
-        raise HttpAuthFileError(path, str(error)) from None
+        raise HttpAuthFileError(path, str(error), flag) from None
     return data.decode("ascii")
 
 

@@ -15,7 +15,6 @@ from tests.certificates import Certificates
 
 from flintmq.cluster.store import OutcomeUnknown, StoreUnavailable
 from flintmq.env import Env
-from flintmq.net import cluster_store
 from flintmq.net import etcd_wire as wire
 from flintmq.net.cluster_store import PasswordFile, StoreFiles, open_store, read_addresses
 from flintmq.net.etcd import EtcdStore
@@ -122,13 +121,13 @@ async def test_a_password_is_read_again_and_stays_where_that_cannot_be(
         assert [await source.current() for _ in range(2)] == ["second"] * 2
     path.unlink()
     assert [await source.current() for _ in range(2)] == ["second"] * 2
-    told = "--cluster-store-password-file: "
+    told = "--cluster-store-password-file="
     assert caplog.text.count(told) == 3 and caplog.text.count("the password that was in it is still used") == 3
     assert "second" not in caplog.text and "second" not in repr(source)
     write("third\n")
     assert await source.current() == "third"
     with pytest.MonkeyPatch.context() as patch:  # nobody but its owner may read it, and root always may
-        patch.setattr(cluster_store, "_read_password", no_permission)
+        patch.setattr(source, "_read", no_permission)
         write("fourth\n")
         assert [await source.current() for _ in range(2)] == ["third"] * 2
     path.chmod(0o604)
