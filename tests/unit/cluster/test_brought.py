@@ -16,8 +16,9 @@ from tests.unit.cluster.models import KEYS, Master, World, node, state
 from flintmq.cluster import orders
 from flintmq.cluster.controller import Refused, why_no_leader
 from flintmq.cluster.state import TopicRecord, decode, encode
-from flintmq.cluster.store import OPERATIONS_MAX, OutcomeUnknown
+from flintmq.cluster.store import OutcomeUnknown
 from flintmq.cluster.view import View
+from flintmq.nsqd.cluster.belonging import OPERATIONS_TAKEN_MAX
 from flintmq.nsqd.cluster.bringing import Bringing, NotBrought
 from flintmq.storage import PartitionLog
 from flintmq.topic_meta import PLAIN, TopicMeta
@@ -138,18 +139,26 @@ def test_a_record_of_another_release_reads_as_it_was_meant():
 # -- the nodes that have them ------------------------------------------------------------------------------------------
 
 
-def _bring(master: Master, name: str, meta: TopicMeta, *numbers: int, answers: Sequence[bool] = ()) -> list[int]:
+def _bring(
+    master: Master,
+    name: str,
+    meta: TopicMeta,
+    *numbers: int,
+    answers: Sequence[bool | None] = (),
+    log_id: int = 0,
+) -> list[int]:
     """A node brings what it has alone of topic t; return the number that the cluster has given it, if it is taken.
 
     Args:
-        answers: whether each of the first requests takes place, of which the answers are lost.
+        answers: whether each of the first requests takes place, of which the answers are lost; None: it is answered.
+        log_id: of all of them, which were made together; 0: each has its own.
     """
     world, view, taken, lost = master.world, View(KEYS), [], iter(answers)
     view.feed(world.store.range(KEYS.all))
 
     async def txn(request: Any) -> Any:
         for lists in (request.conditions, request.then, request.otherwise):
-            assert len(lists) <= OPERATIONS_MAX
+            assert len(lists) <= OPERATIONS_TAKEN_MAX
         is_done = next(lost, None)
         if is_done is False:
             raise OutcomeUnknown("no answer")
@@ -164,7 +173,7 @@ def _bring(master: Master, name: str, meta: TopicMeta, *numbers: int, answers: S
     async def take_in(_topic: Any, number: int) -> None:
         taken.append(number)
 
-    logs = {number: Mock(spec=PartitionLog, log_id=number + 1) for number in numbers}
+    logs = {number: Mock(spec=PartitionLog, log_id=log_id or number + 1) for number in numbers}
     partitions = {number: SimpleNamespace(log=log) for number, log in logs.items()}
     store: Any = SimpleNamespace(txn=txn)
     topics: Any = {"t": SimpleNamespace(name="t", meta=meta, partitions=partitions)}
@@ -263,6 +272,29 @@ def test_many_partitions_come_in_several_transactions():
     master = _alone()
     assert _bring(master, "a", TopicMeta(partition_num=300), *range(300))
     assert _numbers(master) == list(range(300))
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("is_changed", [True, False])
+def test_who_is_cut_off_between_transactions_goes_on_there(place: int, is_done: bool, is_changed: bool) -> None:
+    count, at_once = 255, OPERATIONS_TAKEN_MAX - 1
+    meta, master = TopicMeta(partition_num=count), _alone()
+    with pytest.raises(NotBrought, match="ask again"):
+        _bring(master, "a", meta, *range(count), answers=[*[None] * place, is_done, *[False] * 3], log_id=5)
+    assert _numbers(master) == list(range(min(count, (place + is_done) * at_once))), "the cluster makes none of them"
+    before = master.view.topics.get("t")
+    if is_changed and before is not None:
+        asked = msgspec.structs.replace(meta, retention_days=3, replica=2, version=1)
+        plan = orders.alter(master.controller, "t", asked)
+        assert plan.swap is not None
+        master.world.swap(plan.swap)
+        master.settle()
+    (number,) = _bring(master, "a", meta, *range(count), log_id=5)
+    assert before is None or number == before.number
+    assert _numbers(master) == list(range(count))
+    assert {state.leader for state in master.view.partitions.values()} == {"a"}
+    assert {state.log_id for state in master.view.partitions.values()} == {5}
 
 
 @pytest.mark.parametrize("meta", [PLAIN, TopicMeta(partition_num=1)])

@@ -28,6 +28,7 @@ from flintmq.broker.replica import Replica
 from flintmq.cluster.keys import Keys
 from flintmq.cluster.state import BadState, ClusterRecord, decode
 from flintmq.cluster.store import (
+    OPERATIONS_MAX,
     CompareValue,
     Events,
     Get,
@@ -47,6 +48,8 @@ from flintmq.net.lease import Apart
 from flintmq.storage import Files, read_number, write_number
 
 ID_NAME = "cluster.id"
+OPERATIONS_TAKEN_MAX = OPERATIONS_MAX - 1
+"""Of each list of a transaction that :class:`BelongingStore` takes: it adds the record of the cluster to each."""
 JOINS_ANOTHER = (
     "Give the node the --cluster-store of its cluster. If it is to go to the other one, remove cluster.id and "
     "cluster.mark from its data directory first: what it has of the cluster before is set aside there, not deleted"
@@ -140,6 +143,8 @@ class Belonging:
 
 class BelongingStore:
     """A :class:`flintmq.cluster.store.Store` that is away while it is another cluster's.
+
+    Its transactions have ``OPERATIONS_TAKEN_MAX`` conditions and operations at most.
 
     Args:
         store: as it is reached.

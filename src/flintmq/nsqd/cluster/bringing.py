@@ -9,6 +9,9 @@ Rules of this file:
 
 - The store gets a record together with states, after everything was checked: a record by itself would be a topic that
   nobody leads, and would hide this node's from lookups.
+- A topic of many partitions comes in several transactions. Each holds only while the record is as it was read, and what
+  the store has of it then says what is left: whoever begins again, after an end or a lost answer between two of them,
+  goes on there, also where an operator has changed the topic meanwhile.
 - First the store knows of it, then the data directory: a node that dies on the way goes on at its next start, by the
   ids of its logs.
 - What another node has brought already is refused, and both are named; it stays this node's alone, as it was.
@@ -21,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random as _random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
@@ -32,20 +35,18 @@ from flintmq.broker.topic import Topic
 from flintmq.cluster.keys import Keys
 from flintmq.cluster.state import NodeRecord, PartitionState, TopicRecord, encode
 from flintmq.cluster.store import (
-    OPERATIONS_MAX,
     SWAP_TRIES,
     Compare,
-    Fate,
-    KeyValue,
     OutcomeUnknown,
     Put,
     Store,
     StoreError,
+    StoreRefused,
     Txn,
-    swap,
 )
 from flintmq.cluster.view import View
-from flintmq.errors import FlintError
+from flintmq.errors import FlintError, StorageError
+from flintmq.nsqd.cluster.belonging import OPERATIONS_TAKEN_MAX
 from flintmq.storage import PartitionLog
 
 log = logging.getLogger(__name__)
@@ -126,31 +127,53 @@ class Bringing:
                 topic = self._topics.get(name)
                 if topic is None:
                     raise NotBrought(name, "it is not here")
-                record = await self._record(topic)
-                await self._make_states(topic, record)
+                record = await self._agreed(topic)
                 await self._take_in(topic, record.number)
         except TimeoutError:
             raise NotBrought(name, f"the cluster did not have it within {BROUGHT_WITHIN_S:g} s; ask again") from None
+        except StoreRefused as error:
+            raise NotBrought(name, f"the coordination store refuses it: {error}") from None
         except StoreError as error:
             raise NotBrought(name, f"{error}; ask again") from None
+        except StorageError as error:
+            raise NotBrought(name, f"replicas of it could not be made here: {error}; ask again") from None
         log.info("CLUSTER: topic %s of this node is the cluster's now, with one copy", name)
 
-    async def _record(self, topic: Topic) -> TopicRecord:
-        """Return the record of a topic that nodes bring, when it has room for what this one has.
+    def has_begun(self, topic: Topic) -> bool:
+        """Whether the store has some of a topic that is this node's alone still, as this node brings it."""
+        states, me = self._view.of_topic.get(topic.name, {}), self._me().node
+        return any(
+            number in states and is_brought(states[number], partition.log.log_id, me)
+            for number, partition in topic.partitions.items()
+            if isinstance(partition.log, PartitionLog)
+        )
 
-        Where there is none it is made, and where a plain one has fewer partitions than this node brings it grows: with
-        the states of this node's partitions, as many as the store takes at once.
+    async def _agreed(self, topic: Topic) -> TopicRecord:
+        """Return the record of a topic when the store has it, and the states of what this node brings.
+
+        Where there is none it is made, and where a plain one has fewer partitions than this node brings it grows.
         """
-        view, key = self._view, self._keys.topic(topic.name)
+        view, keys, name = self._view, self._keys, topic.name
+        key = keys.topic(name)
         while True:
-            record, pair = view.topics.get(topic.name), view.pairs.get(key)
-            if key in view.unreadable:
-                raise NotBrought(topic.name, str(view.unreadable[key]))
+            if self._topics.get(name) is not topic:
+                raise NotBrought(name, "it is not here any more")
+            record, pair = view.topics.get(name), view.pairs.get(key)
+            for each in (key, *(keys.partition(name, number) for number in topic.partitions)):
+                if each in view.unreadable:
+                    raise NotBrought(name, str(view.unreadable[each]))
             wanted = self._made(topic) if record is None else _grown(record, topic)
             self._check(topic, wanted)
-            if wanted == record:
+            states = {
+                keys.partition(name, number): self._state(partition, wanted)
+                for number, partition in topic.partitions.items()
+                if (name, number) not in view.partitions
+            }
+            if wanted == record and not states:
                 return wanted
-            await self._write(topic, pair, wanted)
+            some = [Put(each, encode(state)) for each, state in list(states.items())[: OPERATIONS_TAKEN_MAX - 1]]
+            changed = [] if wanted == record else [Put(key, encode(wanted))]
+            await self._write(Compare(key, 0 if pair is None else pair.mod_revision), changed, some)
 
     def _made(self, topic: Topic) -> TopicRecord:
         number = self._random.getrandbits(_ID_BITS) + 1
@@ -158,24 +181,18 @@ class Bringing:
         count = meta.partition_num or _count_of(topic)
         return TopicRecord(number, meta, count, is_brought=True, brought_num=count)
 
-    async def _write(self, topic: Topic, before: KeyValue | None, record: TopicRecord) -> None:
+    async def _write(self, guard: Compare, record: Sequence[Put], states: Sequence[Put]) -> None:
         """Write a record and states if nobody was faster; return when the view has what there is then.
+
+        Args:
+            guard: the record is as it was read.
+            record: as it is to be; empty: as it is.
 
         Raises:
             OutcomeUnknown: no try was answered. If it took place, the states say that this node brings it.
         """
-        key = self._keys.topic(topic.name)
-        states = {
-            self._keys.partition(topic.name, number): encode(self._state(partition, record))
-            for number, partition in topic.partitions.items()
-            if (topic.name, number) not in self._view.partitions
-        }
-        some = list(states.items())[: OPERATIONS_MAX - 1]
-        conditions = (
-            Compare(key, 0 if before is None else before.mod_revision),
-            *(Compare(each, 0) for each, _ in some),
-        )
-        changes = (Put(key, encode(record)), *(Put(each, value) for each, value in some))
+        conditions = (guard, *(Compare(each.key, 0) for each in states))
+        changes = (*record, *states)
         for left in reversed(range(SWAP_TRIES)):
             try:
                 result = await self._store.txn(Txn(conditions, changes))
@@ -203,11 +220,12 @@ class Bringing:
                 left[number] = log_id
         if topic.partitions and not left:
             return  # this node died on the way; nobody else has ever had any of this
+        has_begun = len(left) < len(topic.partitions)  # then it is this very topic, which may have been changed since
         theirs, mine = (msgspec.structs.replace(meta, replica=1) for meta in (record.meta, topic.meta))
         if mine.is_partitioned and mine.partition_num == record.brought_below:
             # it has got more partitions meanwhile, which no node brings
             mine = msgspec.structs.replace(mine, partition_num=theirs.partition_num)
-        if not record.is_brought or not theirs.is_like(mine):
+        if not record.is_brought or not (has_begun or theirs.is_like(mine)):
             states = [view.partitions.get((topic.name, number)) for number in topic.partitions]
             holders = ", ".join(dict.fromkeys(node for state in states if state for node in state.in_sync_nodes))
             what = f"the cluster has one of this name that was made otherwise, on node {holders or '-'}"
@@ -217,7 +235,8 @@ class Bringing:
                 f"{what}: delete it on this node, {me} (flintmq topic delete {topic.name} --nsqd-http-address="
                 f"{format_address(self._me().host, self._me().http_port)}), or there; {here}",
             )
-        by_log = {state.log_id: (where, state) for where, state in view.partitions.items()}
+        # partitions that were made together have the same id
+        by_log = {state.log_id: (where, state) for where, state in view.partitions.items() if where[0] != topic.name}
         for number, log_id in left.items():
             if number >= record.brought_below:
                 what = f"partition {number} of it is one that the cluster makes"
@@ -242,21 +261,6 @@ class Bringing:
         return PartitionState(
             record.number, partition.log.log_id, epoch, me.node, me.incarnation, (me.member,), (me.node,)
         )
-
-    async def _make_states(self, topic: Topic, record: TopicRecord) -> None:
-        """Write those that did not come with the record: it is another node's, or there are many."""
-        for number, partition in topic.partitions.items():
-            if (topic.name, number) in self._view.partitions:
-                continue
-            pair = self._view.pairs[self._keys.topic(topic.name)]
-            key = self._keys.partition(topic.name, number)
-            guard = Compare(pair.key, pair.mod_revision)
-            swapped = await swap(self._store, key, None, encode(self._state(partition, record)), guards=(guard,))
-            if swapped.fate is not Fate.APPLIED:
-                await self._seen(swapped.revision)
-                self._check(topic, record)
-                raise NotBrought(topic.name, "somebody else changed it meanwhile; ask again")
-            await self._seen(swapped.revision)
 
 
 def _count_of(topic: Topic) -> int:

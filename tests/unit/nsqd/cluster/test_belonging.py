@@ -15,7 +15,14 @@ from flintmq.cluster.state import ClusterRecord, DiskRecord, encode
 from flintmq.cluster.store import Compare, Event, Events, Get, KeyValue, Put, Snapshot, Span, Store, Txn, TxnResult
 from flintmq.cluster.view import View
 from flintmq.env import Env
-from flintmq.nsqd.cluster.belonging import ID_NAME, Belonging, BelongingStore, OtherCluster, OtherStore
+from flintmq.nsqd.cluster.belonging import (
+    ID_NAME,
+    OPERATIONS_TAKEN_MAX,
+    Belonging,
+    BelongingStore,
+    OtherCluster,
+    OtherStore,
+)
 from flintmq.testing.files import MemoryFiles
 
 MINE, ANOTHER = "00000000000000aa", "00000000000000bb"
@@ -96,6 +103,14 @@ def test_the_store_of_the_cluster_is_as_it_is(room: Room) -> None:
     assert asyncio.run(room.store.range(KEYS.all)) == room.world.store.range(KEYS.all)
     assert asyncio.run(room.store.get(KEY)) == room.world.store.get(KEY)
     assert not room.store.problem
+
+
+def test_what_it_takes_at_most_the_store_takes_with_what_is_added(room: Room) -> None:
+    keys = [KEYS.node(str(number)) for number in range(OPERATIONS_TAKEN_MAX)]
+    conditions, gets = tuple(Compare(each, 0) for each in keys), tuple(Get(each) for each in keys)
+    puts = tuple(Put(each, b"x") for each in keys)
+    assert asyncio.run(room.store.txn(Txn(conditions, puts, gets))).succeeded
+    assert not asyncio.run(room.store.txn(Txn(conditions, puts, gets))).succeeded
 
 
 @pytest.mark.parametrize("found", ["", ANOTHER], ids=["emptied", "another"])
