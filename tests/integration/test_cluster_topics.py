@@ -548,6 +548,59 @@ def test_directories_of_single_nodes_join_as_they_are(daemons: Daemons, capsys: 
         cluster.close()
 
 
+@pytest.mark.parametrize("kind", ["own", "etcd"])
+def test_a_topic_of_as_many_partitions_as_there_may_be_joins_whole(kind: str, daemons: Daemons, tmp_path: Path) -> None:
+    path, count = daemons.new_directory("one"), 255
+    alone = daemons.nsqd(data_path=path)
+    alone.post(f"/topic/create?topic=wide&partition_num={count}")
+    with alone.connect() as publisher:
+        publisher.ok(b"PUB wide %d\n%s" % (count - 1, sized(b"before")))
+    alone.stop()
+    etcd = Etcd(tmp_path, "s0").launch().wait() if kind == "etcd" else None
+    try:
+        cluster = Cluster(daemons, copies_on=1, data_paths=[path], store=etcd.url if etcd is not None else "")
+        try:
+            (node,) = cluster.nodes
+            taken = "topic wide of this node is the cluster's now"
+            wait_until(lambda: taken in node.log or "stays this node's alone" in node.log, lambda: node.log)
+            assert taken in node.log, node.log
+            for number in (0, count - 1):
+                assert cluster.leader("wide", number) is node
+            rows: Any = _record(cluster, "wide")["partitions"]
+            assert [each["partition"] for each in rows] == list(range(count))
+            assert _consumed(node, "wide", 1, str(count - 1)) == [b"before"]
+        finally:
+            cluster.close()
+    finally:
+        if etcd is not None:
+            etcd.kill()
+            etcd.discard()
+
+
+def test_what_the_cluster_does_not_take_is_seen_and_given_again(
+    daemons: Daemons, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [daemons.new_directory(name) for name in ("one", "two")]
+    for path in paths:
+        alone = daemons.nsqd(data_path=path)
+        alone.post("/topic/create?topic=both&partition_num=1")
+        alone.stop()
+    cluster = Cluster(daemons, copies_on=2, data_paths=paths)
+    try:
+        lookupd = f"--lookupd-http-address={address_of(cluster.nsqlookupd.http)}"
+        found = wait_until(lambda: [each for each in cluster.status()["nodes"] if each["kept_alone_count"]], "refused")
+        (left,) = [node for node in cluster.nodes if node.tcp[1] == found[0]["tcp_port"]]
+        for command, code in ((["cluster", "status"], 1), (["doctor"], 0)):
+            assert cli.main([*command, lookupd]) == code
+            out = capsys.readouterr().out
+            assert "the cluster has not taken 1 topic of it yet: both (node " in out, out
+        cluster.nsqlookupd.post("/topic/delete?topic=both")
+        wait_until(lambda: "topic both of this node is the cluster's now" in left.log, lambda: left.log)
+        wait_until(lambda: not any(each["kept_alone_count"] for each in cluster.status()["nodes"]), "it is not told")
+    finally:
+        cluster.close()
+
+
 def test_topics_of_a_single_node_get_more_partitions(daemons: Daemons) -> None:
     path = daemons.new_directory("one")
     alone = daemons.nsqd(data_path=path)

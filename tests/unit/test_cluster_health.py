@@ -61,6 +61,7 @@ def test_a_whole_cluster() -> None:
         (with_node(is_draining=True), NOTE, "it drains"),
         (with_node(is_older=True), NOTE, "its data directory was an older copy when it started"),
         (with_node(holds=90, copies_max=100), NOTE, "its limit of open files is enough for 100"),
+        (with_node(kept_alone=[("u", "why")], kept_alone_count=2), WARNING, "2 topics of it yet: u (why); 1 more"),
         (with_node(version=2), WARNING, "1: b:4150, c:4150; 2: a:4150"),
         (with_node(host_id="b"), NOTE, "partition 0: has several copies on one machine"),
         (with_partition(leader="", reason="nobody"), PROBLEM, "partition 0: nobody leads: nobody"),

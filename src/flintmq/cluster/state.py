@@ -110,6 +110,9 @@ class NodeRecord(_Value, frozen=True):
         is_ending: it ends in a moment: others lead what it leads, and it leaves every in-sync set.
         is_older: its data directory is from before what it acknowledged, see ``nsqd/cluster/disk_mark.py``.
         copies_max: copies of partitions for which it has open files; 0: no limit, or its release did not say.
+        kept_alone: topics that are to be the cluster's and are this node's alone still, each with the reason; the first
+            of them, see ``nsqd/cluster/alone.py``.
+        kept_alone_count: how many there are.
     """
 
     node: str
@@ -129,6 +132,8 @@ class NodeRecord(_Value, frozen=True):
     is_ending: bool = False
     is_older: bool = False
     copies_max: int = 0
+    kept_alone: tuple[tuple[str, str], ...] = ()
+    kept_alone_count: int = 0
 
     def has_files_for(self, count: int) -> bool:
         """Whether it can have one more copy than ``count``."""

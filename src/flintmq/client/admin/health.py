@@ -180,6 +180,12 @@ def _of_nodes(nodes: Iterable[ClusterNode]) -> list[Trouble]:
             text = "its data directory was an older copy when it started: what it had in sync before counts no more"
             advice = "a snapshot that was put back, or a disk that lost what it had synced? it catches up by itself"
             found.append(Trouble(NOTE, subject, text, advice))
+        if node.kept_alone_count:
+            more = node.kept_alone_count - len(node.kept_alone)
+            told = [f"{topic} ({reason})" for topic, reason in node.kept_alone] + [f"{more} more"] * (more > 0)
+            text = f"the cluster has not taken {_topics(node.kept_alone_count)} of it yet: {'; '.join(told)}"
+            advice = "it asks again by itself, at least once a minute; do what the reasons say, or delete it there"
+            found.append(Trouble(WARNING, subject, text, advice))
         if node.is_draining:
             found.append(Trouble(NOTE, subject, "it drains: it leads nothing, and gets no partitions"))
     if empty:
@@ -453,6 +459,10 @@ def _group(level: str, subject: str, what: str, found: dict[str, list[int]], adv
         for text, numbers in found.items()
         if numbers
     ]
+
+
+def _topics(count: int) -> str:
+    return f"{count} {'topic' if count == 1 else 'topics'}"
 
 
 def _partitions(numbers: list[int]) -> str:

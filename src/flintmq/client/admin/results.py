@@ -294,6 +294,8 @@ class ClusterNode(msgspec.Struct, frozen=True):
         is_full: its disk has no room: it leads nothing that another one can lead.
         is_older: its data directory was an older copy when it started: what it had in sync counts no more.
         copies_max: partitions for which it has open files; 0: no limit, or it does not say.
+        kept_alone: topics that are to be the cluster's and are its alone still, with reasons; the first of them.
+        kept_alone_count: how many there are.
         suspected: the master takes it for dead.
         leads, holds: partitions.
         is_away: it has copies, or is to have some, and does not live.
@@ -313,6 +315,8 @@ class ClusterNode(msgspec.Struct, frozen=True):
     is_full: bool = False
     is_older: bool = False
     copies_max: int = 0
+    kept_alone: list[tuple[str, str]] = []
+    kept_alone_count: int = 0
     suspected: bool = False
     leads: int = 0
     holds: int = 0

@@ -57,7 +57,7 @@ from flintmq.env import Env
 from flintmq.net.tasks import Tasks, kept_up
 from flintmq.nsqd.client import Clients
 from flintmq.nsqd.cluster.admission import Admission
-from flintmq.nsqd.cluster.alone import Alone
+from flintmq.nsqd.cluster.alone import TOLD_MAX, Alone
 from flintmq.nsqd.cluster.belonging import Belonging, BelongingStore, OtherCluster, OtherStore
 from flintmq.nsqd.cluster.bringing import Bringing
 from flintmq.nsqd.cluster.damaged import Damaged
@@ -213,8 +213,9 @@ class Agent:
             keys, view, store, env.random, broker.topics, self._own_record, self._lease.lease_id, self._take_in
         )
         self.alone = Alone(
-            clock, engine, view, table, bringing, self.serving.wishes, self._followings, clients, self._due, self._tasks
-        )
+            clock, engine, view, table, bringing, self.serving.wishes, self._followings, clients, self._due,
+            self._tasks, self._kept_alone_changed,
+        )  # fmt: skip
         older_records = OlderRecords(clock, keys, view, store, broker.topics, self._replicas, self._due, self._tasks)
         self._settling = Settling(
             clock, lambda: self._record, view, table, self._replicas, self.leaders, self._followings, self._damaged,
@@ -440,6 +441,13 @@ class Agent:
     def _room_changed(self) -> None:
         self._record = msgspec.structs.replace(self._own_record(), is_full=self._room.is_full)
         self._tasks.begin(self._lease.update(self._record), "telling the cluster whether the disk has room")
+
+    def _kept_alone_changed(self) -> None:
+        kept = self.alone.kept()
+        self._record = msgspec.structs.replace(
+            self._own_record(), kept_alone=tuple(kept[:TOLD_MAX]), kept_alone_count=len(kept)
+        )
+        self._tasks.begin(self._lease.update(self._record), "telling the cluster what it has not taken of this node")
 
     @property
     def problem(self) -> str:

@@ -1,7 +1,11 @@
 """Topics that are on this node alone, from before it joined the cluster, and how they leave that state.
 
-Rules of this file: such a topic is served as that of a single node until its partitions are replicas; a topic is given
-once at a time, however often that is asked for.
+Rules of this file:
+
+- Such a topic is served as that of a single node until its partitions are replicas; a topic is given once at a time,
+  however often that is asked for.
+- One that is to be the cluster's, as it has partitions or was begun to be given, and is not taken, is given again,
+  after pauses that grow to ``AGAIN_S_MAX``; meanwhile the record of this node says so with the reason.
 
 Source: docs/decisions/0017; ``bringing.py`` for what is agreed with the others.
 """
@@ -9,6 +13,8 @@ Source: docs/decisions/0017; ``bringing.py`` for what is agreed with the others.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from flintmq.broker.topic import Topic
 from flintmq.clock import Clock
@@ -28,7 +34,21 @@ from flintmq.nsqd.leadership import dismiss
 
 log = logging.getLogger(__name__)
 
+AGAIN_S, AGAIN_S_MAX = 1.0, 60.0
+"""Until a topic that was not taken is given again: after the first time, and at most, twice as long each time."""
+TOLD_MAX, REASON_CHARS_MAX = 8, 300
+"""Topics that are told with the reason, and its length."""
 _LEASE_NS = LEASE_TTL_S * 1_000_000_000
+_SECOND = 1_000_000_000
+
+
+@dataclass(slots=True)
+class _NotTaken:
+    """Why a topic is this node's alone still, and when it is given again."""
+
+    error: NotBrought
+    pause_s: float
+    due_ns: int
 
 
 class Alone:
@@ -38,6 +58,7 @@ class Alone:
         bringing: agrees with the others; calls :meth:`take_in` back.
         wishes: know when a topic of the cluster can be used.
         tasks: that end with this node.
+        tell: called when :meth:`kept` has changed.
     """
 
     def __init__(
@@ -52,6 +73,7 @@ class Alone:
         clients: Clients,
         due: Due,
         tasks: Tasks,
+        tell: Callable[[], None],
     ) -> None:
         self._clock = clock
         self._engine = engine
@@ -66,7 +88,8 @@ class Alone:
         self._due = due
         self._tasks = tasks
         self._being_brought: set[str] = set()
-        self._refused: dict[str, str] = {}  # by the cluster, which has another one of that name; why, and what to do
+        self._tell = tell
+        self._not_taken: dict[str, _NotTaken] = {}
 
     def has(self, topic: str) -> bool:
         """Whether a topic is one of these."""
@@ -74,18 +97,48 @@ class Alone:
 
     def doubles(self) -> list[str]:
         """Return the names of those that the cluster has one of as well, and keeps."""
-        return [name for name in self._view.topics if self.has(name) and name not in self._being_brought]
+        return [
+            name
+            for name in self._view.topics
+            if self.has(name) and (name in self._not_taken or name not in self._being_brought)
+        ]
+
+    def kept(self) -> list[tuple[str, str]]:
+        """Return those that are to be the cluster's and were not taken, with the reason."""
+        return [(topic, each.error.reason[:REASON_CHARS_MAX]) for topic, each in self._not_taken.items()]
 
     def why_refused(self, topic: str) -> str:
-        """Tell why the cluster has not taken a topic, and what to do; empty: it was not asked yet, or has none."""
-        return self._refused.get(topic, "") if topic in self._view.topics else ""
+        """Tell why the cluster keeps another topic of a name, and what to do; empty: it does not, as far as known."""
+        found = self._not_taken.get(topic)
+        return found.error.reason if found and isinstance(found.error, Double) and topic in self._view.topics else ""
 
     def tick(self) -> None:
-        """Give the cluster what it has refused, once it has no other one any more."""
-        for topic in [each for each in self._refused if each not in self._view.topics or not self.has(each)]:
-            del self._refused[topic]
-            if self.has(topic) and self._topics[topic].meta.is_partitioned:
-                self.bring_soon(topic)
+        """Give the cluster again what it has not taken, when it is time, or once it has no other one any more."""
+        now_ns = self._clock.monotonic_ns()
+        for topic, each in list(self._not_taken.items()):
+            if topic in self._being_brought:
+                continue
+            if not self.has(topic):
+                self._forget(topic)
+            elif now_ns >= each.due_ns or (isinstance(each.error, Double) and topic not in self._view.topics):
+                self.bring_soon(topic, is_again=True)
+
+    def _note(self, error: NotBrought) -> None:
+        """Remember that a topic was not taken, unless it is one that only an operator's request makes the cluster's."""
+        name, before = error.topic, self._not_taken.get(error.topic)
+        topic = self._topics.get(name)
+        if topic is None or not self.has(name) or not (topic.meta.is_partitioned or self._bringing.has_begun(topic)):
+            self._forget(name)
+            return
+        pause_s = AGAIN_S if before is None else min(AGAIN_S_MAX, before.pause_s * 2)
+        due_ns = self._clock.monotonic_ns() + int(pause_s * _SECOND)
+        self._not_taken[name] = _NotTaken(error, pause_s, due_ns)
+        if before is None or before.error.reason != error.reason:
+            self._tell()
+
+    def _forget(self, topic: str) -> None:
+        if self._not_taken.pop(topic, None) is not None:
+            self._tell()
 
     async def bring_all(self) -> None:
         """Give the cluster the topics with partitions that this node had before it joined."""
@@ -93,17 +146,25 @@ class Alone:
             if topic.meta.is_partitioned and not topic.ephemeral and self.has(topic.name):
                 await self._bring_one(topic.name)
 
-    def bring_soon(self, topic: str) -> None:
-        """Give one to the cluster, unless that is being done."""
+    def bring_soon(self, topic: str, is_again: bool = False) -> None:
+        """Give one to the cluster, unless that is being done.
+
+        Args:
+            is_again: nothing has happened but that time has passed.
+        """
         if topic not in self._being_brought:
             self._being_brought.add(topic)
-            self._tasks.begin(self._bring_one(topic), f"giving topic {topic} to the cluster")
+            self._tasks.begin(self._bring_one(topic, is_again), f"giving topic {topic} to the cluster")
 
-    async def _bring_one(self, topic: str) -> None:
+    async def _bring_one(self, topic: str, is_again: bool = False) -> None:
+        """As :meth:`bring`; tell what is in the way, of one that is given again once for each reason."""
+        before = self._not_taken.get(topic)
         try:
             await self.bring(topic)
         except (NotBrought, TopicNotMade) as error:
-            log.error("CLUSTER: %s", error)
+            if not is_again or before is None or str(before.error) != str(error):
+                more = "; it is given again by itself" if topic in self._not_taken else ""
+                log.error("CLUSTER: %s%s", error, more)
 
     async def bring(self, topic: str) -> None:
         """Give one to the cluster, with one copy; return when clients can use it again.
@@ -116,8 +177,9 @@ class Alone:
         try:
             if self.has(topic):
                 await self._bringing.bring(topic)
-        except Double as error:
-            self._refused[topic] = error.reason
+            self._forget(topic)
+        except NotBrought as error:
+            self._note(error)
             raise
         finally:
             self._being_brought.discard(topic)

@@ -1,0 +1,107 @@
+"""A topic that the cluster does not take is told of, and given again after pauses that grow to a bound."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from tests.unit.cluster.models import KEYS
+
+from flintmq.broker.partition import Ended
+from flintmq.cluster.view import View
+from flintmq.net.tasks import Tasks
+from flintmq.nsqd.cluster.alone import AGAIN_S, AGAIN_S_MAX, Alone
+from flintmq.nsqd.cluster.bringing import NotBrought
+from flintmq.topic_meta import PLAIN, TopicMeta
+
+_SECOND = 1_000_000_000
+
+
+class Room:
+    """A node with topics of its own, and a cluster that takes one or does not."""
+
+    def __init__(self, **metas: TopicMeta) -> None:
+        self.now_ns = 0
+        self.reason = "the store is full"
+        self.given: list[tuple[str, float]] = []
+        self.told = 0
+        self.topics = {name: SimpleNamespace(name=name, meta=meta, ephemeral=False) for name, meta in metas.items()}
+        self.taken: set[str] = set()
+        self._loop = asyncio.new_event_loop()
+        replicas: Any = SimpleNamespace(of_topic=lambda name: name in self.taken)
+        engine: Any = SimpleNamespace(broker=SimpleNamespace(topics=self.topics, replicas=replicas))
+        clock: Any = SimpleNamespace(monotonic_ns=lambda: self.now_ns)
+        usable = Ended()
+        usable.end(None)
+        bringing: Any = SimpleNamespace(bring=self._bring, has_begun=lambda _: False)
+        wishes: Any = SimpleNamespace(ask=lambda _: usable)
+        nothing = cast(Any, None)
+        self.alone = Alone(
+            clock, engine, View(KEYS), nothing, bringing, wishes, nothing, nothing, nothing, Tasks(self._loop),
+            self._tell,
+        )  # fmt: skip
+
+    async def _bring(self, topic: str) -> None:
+        self.given.append((topic, self.now_ns / _SECOND))
+        if self.reason:
+            raise NotBrought(topic, self.reason)
+        self.taken.add(topic)
+
+    def _tell(self) -> None:
+        self.told += 1
+
+    def run(self, work: Any) -> Any:
+        return self._loop.run_until_complete(work)
+
+    def pass_s(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.now_ns += _SECOND
+            self.alone.tick()
+            self.run(asyncio.sleep(0))
+            self.run(asyncio.sleep(0))
+
+    def close(self) -> None:
+        self._loop.close()
+
+
+def test_what_is_not_taken_is_given_again_ever_more_rarely_until_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    room = Room(parts=TopicMeta(partition_num=2))
+    room.run(room.alone.bring_all())
+    assert room.alone.kept() == [("parts", "the store is full")] and room.told == 1
+    room.pass_s(400)
+    times = [at for _, at in room.given]
+    pauses = [after - before for before, after in pairwise(times)]
+    assert pauses[:3] == [AGAIN_S, 2 * AGAIN_S, 4 * AGAIN_S] and pauses[-1] == AGAIN_S_MAX == max(pauses)
+    assert room.told == 1 and caplog.text.count("stays this node's alone") == 1, "for each reason once"
+    room.reason = "the store is away"
+    room.pass_s(int(AGAIN_S_MAX))
+    assert room.alone.kept() == [("parts", "the store is away")] and room.told == 2
+    assert caplog.text.count("it is given again by itself") == 2
+    room.reason = ""
+    room.pass_s(int(AGAIN_S_MAX))
+    assert room.alone.kept() == [] and room.told == 3 and room.taken == {"parts"}
+    count = len(room.given)
+    room.pass_s(int(2 * AGAIN_S_MAX))
+    assert len(room.given) == count
+    room.close()
+
+
+def test_one_that_is_deleted_here_is_forgotten() -> None:
+    room = Room(parts=TopicMeta(partition_num=2))
+    room.run(room.alone.bring_all())
+    del room.topics["parts"]
+    room.pass_s(1)
+    assert room.alone.kept() == [] and room.told == 2
+    room.close()
+
+
+def test_a_plain_topic_that_an_operator_gave_in_vain_stays_what_it_was() -> None:
+    room = Room(plain=PLAIN)
+    room.alone.bring_soon("plain")
+    room.run(asyncio.sleep(0))
+    room.pass_s(100)
+    assert room.given == [("plain", 0.0)] and room.alone.kept() == [] and room.told == 0
+    room.close()
