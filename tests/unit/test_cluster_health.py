@@ -68,7 +68,8 @@ def test_a_whole_cluster() -> None:
         (with_partition(leader="", reason=TO_COME), PROBLEM, "it comes with the node that has it"),
         (with_partition(in_sync=["a", "b"]), WARNING, "2 of 3 copies are in sync"),
         (with_partition(unconfirmed=["c"]), WARNING, "2 of 3 copies are in sync; node c:4150 lives and is not in sync"),
-        (with_partition(in_sync=["a", "b"], replicas=["a", "b"]), WARNING, "and 1 have no place"),
+        (with_partition(in_sync=["a", "b"], replicas=["a", "b"]), WARNING, "in sync, and 1 waits for its turn"),
+        (with_partition(in_sync=["a"], replicas=["a"]), PROBLEM, "an OK needs 2, and 2 wait for their turn"),
         (with_partition(in_sync=["a"]), PROBLEM, "nothing is acknowledged: 1 of 3 copies are in sync, and an"),
         (with_partition(is_ready=False), WARNING, "cannot be consumed yet"),
         (with_partition(is_ready=False, unready_s=9.9), WARNING, "consumed yet: its leader was elected a moment ago"),
@@ -80,6 +81,40 @@ def test_what_is_wrong(status: ClusterStatus, level: str, text: str) -> None:
     (found,) = [each for each in troubles(status) if text in each.text]
     assert found.level == level
     assert is_whole(status) is (level == NOTE)
+
+
+def _two_copies(*nodes: ClusterNode, reason: str = "", is_master: bool = True) -> tuple[str, str]:
+    """Two of three copies are in sync, and nobody is to have a third one yet; return what is said of that."""
+    status = with_partition(in_sync=["a", "b"], replicas=["a", "b"], reason=reason)
+    (found,) = [
+        each
+        for each in troubles(msgspec.structs.replace(status, nodes=list(nodes), is_master=is_master))
+        if each.subject == "topic t" and each.level == WARNING
+    ]
+    return found.text, found.advice
+
+
+def test_copies_that_wait_for_their_turn_are_told_from_those_without_a_place() -> None:
+    full, crowded, dead = (
+        msgspec.structs.replace(NODES[2], **fields)
+        for fields in ({"is_full": True}, {"copies_max": 5, "holds": 5}, {"suspected": True})
+    )
+    text, advice = _two_copies(*NODES)
+    assert "1 waits for its turn" in text and "flintmq cluster moves" in advice
+    for third in (full, crowded, dead):
+        text, advice = _two_copies(*NODES[:2], third)
+        assert "and 1 has no place" in text and "start more nodes" in advice
+    assert "and 1 has no place" in _two_copies(*NODES[:2])[0]
+    # the master knows better
+    text, advice = _two_copies(*NODES, reason="on 2 machines")
+    assert "and 1 has no place (on 2 machines)" in text and "start more nodes" in advice
+    upgrading = with_partition(in_sync=["a", "b"], replicas=["a", "b"], reason="it is being upgraded")
+    found = troubles(msgspec.structs.replace(upgrading, settings={"is_upgrading": True}))[-1]
+    assert "1 waits for the end of the upgrade" in found.text and "cluster upgrade done" in found.advice
+    same = msgspec.structs.replace(NODES[2], host_id="a")
+    assert "1 waits for its turn" in _two_copies(*NODES[:2], same)[0], "it allows that, or it would have said so"
+    assert "and 1 has no place" in _two_copies(*NODES[:2], same, is_master=False)[0]
+    assert "1 waits for its turn" in _two_copies(*NODES, is_master=False)[0]
 
 
 def test_what_a_leader_has_not_said_for_long_is_one_finding() -> None:
@@ -187,7 +222,8 @@ def test_nobody_is_to_be_started_where_all_live() -> None:
     assert "b:4150 lives and is not in sync, node c:4150 lives" in found.text
     assert "another secret (--cluster-secret-file)" in found.advice, "the port may be open"
     assert "start" not in found.advice and "4153" in found.advice
-    (found,) = troubles(with_partition(in_sync=["a", "b"], replicas=["a", "b"]))
+    lacking = with_partition(in_sync=["a", "b"], replicas=["a", "b"])
+    (found,) = troubles(msgspec.structs.replace(lacking, nodes=NODES[:2]))
     assert "is away" not in found.text and found.advice.startswith("start more nodes")
     suspected = msgspec.structs.replace(NODES[2], suspected=True)
     found = troubles(changed(nodes=[*NODES[:2], suspected]))[-1]

@@ -50,8 +50,9 @@ def troubles(status: ClusterStatus) -> list[Trouble]:
     """Return what is not as it should be, of the cluster as a whole first."""
     found = [*_of_coordination(status), *_of_nodes(status.nodes), *_of_drains(status)]
     nodes = {node.node: node for node in (*away_nodes(status), *status.nodes)}
+    waits = _Waits(status)
     for topic in status.topics:
-        found += _of_topic(topic, nodes, bool(store_read_only(status)))
+        found += _of_topic(topic, nodes, bool(store_read_only(status)), waits)
     return found
 
 
@@ -214,12 +215,9 @@ def _of_drains(status: ClusterStatus) -> list[Trouble]:
     """Return the drains that cannot go on because no node takes the copies."""
     if status.settings.get("is_upgrading"):
         return []  # that nothing is moved then is said
-    drained = {each.node for each in status.drains}
     living = {node.node for node in status.nodes if _lives(node)}
     full = {node.node for node in status.nodes if node.is_full}
-    takers = [
-        node for node in status.nodes if _lives(node) and not (node.is_draining or node.is_full or node.node in drained)
-    ]
+    takers = _takers(status)
     names = {node.node: node.address for node in (*away_nodes(status), *status.nodes)}
     found = []
     for drain in status.drains:
@@ -282,6 +280,48 @@ def _waiting(
     return "; ".join(told[:_SHOWN_MAX])
 
 
+def _takers(status: ClusterStatus) -> list[ClusterNode]:
+    """Return the nodes that get copies."""
+    drained = {each.node for each in status.drains}
+    return [
+        node for node in status.nodes if _lives(node) and not (node.is_draining or node.is_full or node.node in drained)
+    ]
+
+
+class _Waits:
+    """Tells copies that nobody is to have yet: they wait, or there is no node for them."""
+
+    def __init__(self, status: ClusterStatus) -> None:
+        self._takers = _takers(status)
+        self._is_master = status.is_master
+        self._is_upgrading = bool(status.settings.get("is_upgrading"))
+        self._hosts = {node.node: node.host_id for node in status.nodes}
+
+    def why_not(self, partition: ClusterPartition, wanted: int) -> tuple[str, str]:
+        """Tell what becomes of them, and what to do; empty: there are none.
+
+        The master says why it finds no node for one. Another nsqlookupd does not know that, nor whether nodes of one
+        machine may have copies of the same partition.
+        """
+        count = wanted - len(partition.replicas)
+        if count <= 0:
+            return "", ""
+        waits = "waits" if count == 1 else "wait"
+        if self._is_upgrading:
+            advice = "no copy is made before all nodes are restarted, and after that: flintmq cluster upgrade done"
+            return f", and {count} {waits} for the end of the upgrade", advice
+        taken = set() if self._is_master else {self._hosts.get(node, "") for node in partition.replicas} - {""}
+        is_turn = not partition.reason and any(
+            _takes(node, partition) and node.host_id not in taken for node in self._takers
+        )
+        if is_turn:
+            advice = "a node makes a few copies at a time: flintmq cluster moves says how far they are"
+            return f", and {count} {waits} for {'its' if count == 1 else 'their'} turn", advice
+        why = f" ({partition.reason})" if partition.reason else ""
+        advice = "start more nodes, on other machines; or ask for fewer copies: flintmq topic update --replicas"
+        return f", and {count} {'has' if count == 1 else 'have'} no place{why}", advice
+
+
 def _takes(node: ClusterNode, partition: ClusterPartition) -> bool:
     if node.node in partition.replicas:
         return False
@@ -296,17 +336,21 @@ class _Lack:
     Attributes:
         partitions: their numbers.
         nodes: that lack something of one of them, or are away, by id; in order.
+        advice: for copies that nobody is to have yet.
     """
 
     partitions: list[int] = field(default_factory=list)
     nodes: dict[str, None] = field(default_factory=dict)
+    advice: str = ""
 
     def add(self, partition: int, nodes: Iterable[str]) -> None:
         self.partitions.append(partition)
         self.nodes.update(dict.fromkeys(nodes))
 
 
-def _of_topic(topic: ClusterTopic, nodes: Mapping[str, ClusterNode], is_read_only: bool) -> list[Trouble]:
+def _of_topic(
+    topic: ClusterTopic, nodes: Mapping[str, ClusterNode], is_read_only: bool, waits: _Waits
+) -> list[Trouble]:
     """Return what is not as it should be of a topic.
 
     Args:
@@ -329,11 +373,13 @@ def _of_topic(topic: ClusterTopic, nodes: Mapping[str, ClusterNode], is_read_onl
         if not each.leader:
             away = [node for node in lacks if node not in live]
             unled.setdefault(each.reason, _Lack()).add(each.partition, away)
-        elif len(in_sync) < topic.min_in_sync:
-            text = f"{len(in_sync)} of {topic.replicator} copies are in sync, and an OK needs {topic.min_in_sync}"
-            stopped.setdefault(text, _Lack()).add(each.partition, lacks)
-        elif len(in_sync) < topic.replicator:
-            lacking.setdefault(_lacking(each, in_sync, topic.replicator), _Lack()).add(each.partition, lacks)
+        elif len(in_sync) < max(topic.replicator, topic.min_in_sync):
+            more, advice = waits.why_not(each, topic.replicator)
+            text = f"{len(in_sync)} of {topic.replicator} copies are in sync"
+            is_stopped = len(in_sync) < topic.min_in_sync
+            text += f", and an OK needs {topic.min_in_sync}{more}" if is_stopped else more
+            lack = (stopped if is_stopped else lacking).setdefault(text, _Lack(advice=advice))
+            lack.add(each.partition, lacks)
         if each.leader and not each.is_ready:
             if each.unready_s < UNREADY_S:
                 unready.append(each.partition)
@@ -368,12 +414,6 @@ def _silences(rows: Iterable[list[ClusterPartition]], nodes: Mapping[str, Cluste
         longest = max(led, key=lambda each: each.unready_s)
         found.setdefault(why_unready(longest, nodes), []).extend(each.partition for each in led)
     return found
-
-
-def _lacking(partition: ClusterPartition, in_sync: list[str], wanted: int) -> str:
-    if len(partition.replicas) < wanted:
-        return f"{len(in_sync)} of {wanted} copies are in sync, and {wanted - len(partition.replicas)} have no place"
-    return f"{len(in_sync)} of {wanted} copies are in sync"
 
 
 def _lives(node: ClusterNode) -> bool:
@@ -443,7 +483,7 @@ def _advice_without_leader(topic: str, reason: str) -> str:
 
 def _advice(lack: _Lack, nodes: Mapping[str, ClusterNode]) -> str:
     if not lack.nodes:
-        return "start more nodes, on other machines; or ask for fewer copies: flintmq topic update --replicas"
+        return lack.advice
     if all(node in nodes and _lives(nodes[node]) for node in lack.nodes):
         return (
             "they catch up by themselves if their leaders reach them: the leaders' logs say how far they are, or what "
