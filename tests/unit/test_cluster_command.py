@@ -30,6 +30,7 @@ class Master:
         self.statuses: list[ClusterStatus] = [WHOLE]
         self.moves: list[list[Move]] = [[]]
         self.answer: Any = None
+        self.refusals: list[str] = []
         self.dead: set[str] = set()
         self.is_cluster = True
 
@@ -43,6 +44,9 @@ class Master:
         if question.target == "/cluster/moves":
             return self.moves.pop(0) if len(self.moves) > 1 else self.moves[0]
         self.asked.append((admin.address, f"{question.method} {question.target}"))
+        if self.refusals:
+            status, text = self.refusals.pop(0).split(" ", 1)
+            raise HttpRefused(admin.address, f"{question.method} {question.target}", int(status), text)
         return self.answer
 
 
@@ -93,6 +97,53 @@ def master(monkeypatch: pytest.MonkeyPatch) -> Master:
 def test_words_become_a_request(master: Master, words: str, expected: str) -> None:
     assert cli.main(words.split()) == 0
     assert master.asked == [("http://localhost:4161", expected)]
+
+
+_UNKNOWN = "503 it is not known whether topic t is created: no answer within 1 s; ask again"
+_PRESENTLY = "503 this nsqlookupd is not the master any more: nothing was changed, ask again presently"
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["topic create t --partitions=1 --replicas=3", "topic update t --replicas=3", "topic expand t 1"],
+)
+def test_who_waits_asks_again_while_the_answer_says_so(master: Master, words: str, capsys: pytest.CaptureFixture[str]):
+    master.refusals = [_UNKNOWN, _PRESENTLY]
+    assert cli.main([*words.split(), "--wait"]) == 0
+    assert len(master.asked) == 3 and len(set(master.asked)) == 1
+    assert "it is not known whether topic t is created" in capsys.readouterr().err
+    master.refusals = [_UNKNOWN]
+    assert cli.main(words.split()) == 1, "it does not wait"
+    assert len(master.asked) == 4
+    for refusal in ("503 topic t was not created: nothing could be written", "400 topic t is there: delete it first"):
+        master.asked, master.refusals = [], [refusal]
+        assert cli.main([*words.split(), "--wait"]) == 1
+        assert len(master.asked) == 1
+
+
+def test_who_has_asked_for_as_long_as_it_waits_says_what_is_so(
+    master: Master, capsys: pytest.CaptureFixture[str]
+) -> None:
+    master.refusals = [_UNKNOWN] * 500
+    words = ["topic", "create", "t", "--partitions=1", "--wait", "--within=50ms"]
+    assert cli.main(words) == 1
+    assert 1 < len(master.asked) < 500
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "not within 0.05 s: topic t is created; the last answer: it is not known whether" in error
+    assert error.endswith("; now: topic t is created")
+    master.statuses = [msgspec.structs.replace(WHOLE, topics=[])]
+    assert cli.main(words) == 1
+    assert capsys.readouterr().err.rstrip().endswith("; now: topic t is not known yet")
+
+
+def test_a_topic_that_is_gone_by_the_first_try_is_not_deleted_again(master: Master) -> None:
+    left = "503 topic t is being deleted, and something of it is left; ask again"
+    gone, deleting = (msgspec.structs.replace(WHOLE, topics=topics) for topics in ([], [TOPIC]))
+    anew = msgspec.structs.replace(WHOLE, topics=[msgspec.structs.replace(TOPIC, number="2")])
+    for then, count in (([gone], 1), ([anew, gone], 1), ([deleting, gone], 2)):
+        master.asked, master.refusals, master.statuses = [], [left], [WHOLE, *then]
+        assert cli.main(["topic", "delete", "t", "--yes", "--wait"]) == 0
+        assert len(master.asked) == count
 
 
 @pytest.mark.parametrize(

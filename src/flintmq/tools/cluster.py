@@ -3,7 +3,8 @@
 Rules of this file:
 
 - The first nsqlookupd that answers is asked, and a change is sent to that one alone, once: whoever it is hands it on to
-  the master. One that is in no cluster is told so before anything is changed.
+  the master. One that is in no cluster is told so before anything is changed. With ``--wait`` what comes to the same
+  however often it is carried out is sent again while the answer says so.
 - Who answers is found by looks: one that is silent for ``_TURN_S`` holds nobody up, the next one is asked beside it.
 - stdout has the answer, a table or with ``--json`` a line of JSON for each thing; how far something is goes to stderr.
 - Where there is no cluster, ``topic`` and ``node`` ask the single nsqds (:mod:`flintmq.tools.shell`), as far as they
@@ -50,10 +51,14 @@ from flintmq.topic_meta import REPLICATOR_MAX, usual_min_in_sync
 
 _LOOKUPD = "localhost:4161"
 _POLL_S = 0.5
+_ASK_AGAIN_S_MAX = 5.0
+"""Between two tries of a change, at most; it begins with ``_POLL_S``, and is twice as long each time."""
 _TURN_S = 3.0
 """After so long without an answer the next nsqlookupd is asked as well."""
 _SHOWN_MAX = 8
 """Partitions that are named one by one."""
+_AGAIN = "ask again"
+"""In answers to a change that may be carried out later."""
 _WINDOW = re.compile(r"([01]\d|2[0-3])-([01]\d|2[0-4])")
 
 
@@ -72,6 +77,28 @@ class NotWithin(FlintError):
 
     def __str__(self) -> str:
         return f"not within {self.within_s:g} s: {self.what}; it goes on, look with flintmq cluster status and moves"
+
+
+class StillRefused(FlintError):
+    """A change was refused for as long as it was tried; the daemon says that it may be carried out later.
+
+    Args:
+        what: was to come to pass.
+        within_s: how long it was tried.
+        text: of the last answer.
+        state: as far as that is known now; empty: it is not.
+    """
+
+    def __init__(self, what: str, within_s: float, text: str, state: str) -> None:
+        super().__init__(what, within_s, text, state)
+        self.what = what
+        self.within_s = within_s
+        self.text = text
+        self.state = state
+
+    def __str__(self) -> str:
+        now = f"; now: {self.state}" if self.state else ""
+        return f"not within {self.within_s:g} s: {self.what}; the last answer: {self.text}{now}"
 
 
 class Command:
@@ -95,6 +122,7 @@ class Command:
         self._is_found = False
         self._said = ""
         self._silent: set[str] = set()
+        self._began_s: float | None = None
 
     # --- asking
 
@@ -198,11 +226,55 @@ class Command:
             NotWithin: it took too long.
         """
         if self.waits:
-            self.until(what, is_so, self.given.within.total_seconds())
+            self.until(what, is_so, self.given.within.total_seconds(), self._deadline_s())
 
-    def until(self, what: str, is_so: Callable[[], str], within_s: float) -> None:
-        """Wait in any case, as :meth:`wait`."""
-        deadline = time.monotonic() + within_s
+    def _deadline_s(self) -> float:
+        """Return until when it is waited: ``--within`` is for the command, not for each of its steps."""
+        if self._began_s is None:
+            self._began_s = time.monotonic()
+        return self._began_s + float(self.given.within.total_seconds())
+
+    def change(
+        self, what: str, ask: Callable[[], dict[str, Any] | None], missing: Callable[[], str]
+    ) -> dict[str, Any] | None:
+        """Ask for a change; where it is to be waited for again, while the answer is that it may be carried out later.
+
+        Args:
+            what: is to come to pass.
+            ask: for it; it comes to the same however often.
+            missing: tells what is missing; empty: nothing is.
+
+        Raises:
+            HttpRefused: it is refused.
+            StillRefused: it was until the time was over.
+        """
+        if not self.waits:
+            return ask()
+        deadline_s, pause_s = self._deadline_s(), _POLL_S
+        try:
+            while True:
+                try:
+                    return ask()
+                except HttpRefused as error:
+                    if error.status != 503 or _AGAIN not in error.text:
+                        raise
+                    if time.monotonic() > deadline_s:
+                        state = _state_of(missing)
+                        within_s = self.given.within.total_seconds()
+                        raise StillRefused(what, within_s, error.text, state or what) from None
+                    self._progress(error.text)
+                time.sleep(min(pause_s, max(0.0, deadline_s - time.monotonic())))
+                pause_s = min(2 * pause_s, _ASK_AGAIN_S_MAX)
+        finally:
+            self._end_progress()
+
+    def until(self, what: str, is_so: Callable[[], str], within_s: float, deadline_s: float | None = None) -> None:
+        """Wait in any case, as :meth:`wait`.
+
+        Args:
+            deadline_s: of the monotonic clock; None: ``within_s`` from now.
+        """
+        deadline = time.monotonic() + within_s if deadline_s is None else deadline_s
         try:
             while missing := is_so():
                 self._progress(missing)
@@ -268,6 +340,14 @@ class Command:
             return f"topic {topic}, {found[0].text}"
         extra = next((each for each in row.partitions if len(each.replicas) > row.replicator or each.leaving), None)
         return f"topic {topic}, partition {extra.partition}: copies are to go" if extra is not None else ""
+
+
+def _state_of(missing: Callable[[], str]) -> str:
+    """Return what is missing, or why that is not known."""
+    try:
+        return missing()
+    except FlintError as error:
+        return f"not known ({error})"
 
 
 def _first_answer(
@@ -421,19 +501,26 @@ def _topic_create(command: Command) -> int:
     needs_partitions = given.replicas or given.syncdisk or given.retention or given.ordered or given.multipart
     if needs_partitions and not given.partitions:
         raise UsageError("--replicas, --syncdisk, --retention, --ordered and --multipart need --partitions")
-    answer = command.admin.create_topic(
-        given.topic,
-        partitions=given.partitions or 0,
-        ordered=given.ordered,
-        multipart=given.multipart,
-        headers=given.headers,
-        retention_days=given.retention or 0,
-        syncdisk=given.syncdisk or 0,
-        auto_channels=given.auto_channels,
-        replicas=given.replicas or 0,
-        dry_run=given.dry_run,
-    )
-    command.wait(f"topic {given.topic} is whole", lambda: command.topic_missing(given.topic))
+
+    def create() -> dict[str, Any] | None:
+        return command.admin.create_topic(
+            given.topic,
+            partitions=given.partitions or 0,
+            ordered=given.ordered,
+            multipart=given.multipart,
+            headers=given.headers,
+            retention_days=given.retention or 0,
+            syncdisk=given.syncdisk or 0,
+            auto_channels=given.auto_channels,
+            replicas=given.replicas or 0,
+            dry_run=given.dry_run,
+        )
+
+    def missing() -> str:
+        return command.topic_missing(given.topic)
+
+    answer = command.change(f"topic {given.topic} is created", create, missing)
+    command.wait(f"topic {given.topic} is whole", missing)
     command.done(answer, f"topic {given.topic} is created")
     return 0
 
@@ -449,7 +536,19 @@ def _topic_delete(command: Command) -> int:
     if not command.given.dry_run and found is not None:
         loss = f"{found.partition_num} partitions with all their messages and channels, on every node"
         confirm(f"deleting topic {topic} loses {loss}", command.given.yes)
-    answer = command.admin.delete_topic(topic, everywhere=True, dry_run=command.given.dry_run)
+    is_asked = False
+
+    def delete() -> dict[str, Any] | None:
+        nonlocal is_asked
+        if is_asked:
+            now = _topic(command.status(topic), topic)
+            is_another = now is not None and found is not None and now.number != found.number
+            if is_another or (now is None and not missing()):
+                return None  # the try before has done it
+        is_asked = True
+        return command.admin.delete_topic(topic, everywhere=True, dry_run=command.given.dry_run)
+
+    answer = command.change(f"topic {topic} is deleted", delete, missing)
     command.wait(f"topic {topic} is gone", missing)
     command.done(answer, f"topic {topic} is deleted")
     return 0
@@ -522,17 +621,25 @@ def _changed(
     """
     topic = command.given.topic
     before = _topic(command.status(topic), topic) if command.waits and min_in_sync is None else None
-    answer = command.admin.change_topic(
-        topic, replicas=copies, min_in_sync=min_in_sync, **others, dry_run=command.is_dry_run
-    )
-    command.wait(f"topic {topic} is as it is wanted", lambda: command.topic_missing(topic, copies))
+
+    def change() -> dict[str, Any] | None:
+        return command.admin.change_topic(
+            topic, replicas=copies, min_in_sync=min_in_sync, **others, dry_run=command.is_dry_run
+        )
+
+    def missing() -> str:
+        return command.topic_missing(topic, copies)
+
+    what = f"topic {topic} is as it is wanted"
+    answer = command.change(what, change, missing)
+    command.wait(what, missing)
     if before is None or copies is None or copies <= before.replicator:
         return answer
     now, least = _topic(command.status(topic), topic), usual_min_in_sync(copies)
     was_usual = before.min_in_sync == usual_min_in_sync(before.replicator)
     if now is None or now.min_in_sync >= least or not was_usual:
         return answer
-    return command.admin.change_topic(topic, min_in_sync=least)
+    return command.change(what, lambda: command.admin.change_topic(topic, min_in_sync=least), missing)
 
 
 def _topic_expand(command: Command) -> int:
@@ -543,7 +650,10 @@ def _topic_expand(command: Command) -> int:
         count = 0 if topic is None else sum(bool(each.leader) for each in topic.partitions)
         return command.topic_missing(given.topic) if count >= given.partitions else f"{count} partitions are led"
 
-    answer = command.admin.expand_topic(given.topic, given.partitions, dry_run=given.dry_run)
+    def expand() -> dict[str, Any] | None:
+        return command.admin.expand_topic(given.topic, given.partitions, dry_run=given.dry_run)
+
+    answer = command.change(f"topic {given.topic} has {given.partitions} partitions", expand, missing)
     command.wait(f"topic {given.topic} has {given.partitions} partitions", missing)
     command.done(answer, f"topic {given.topic} has {given.partitions} partitions")
     return 0
