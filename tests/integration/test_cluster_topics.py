@@ -521,6 +521,9 @@ def test_directories_of_single_nodes_join_as_they_are(daemons: Daemons, capsys: 
         assert not cluster.status("plain")["topics"][0]["partitions"]
         assert _consumed(node, "plain", 1) == [b"1"]
         lookupd = f"--lookupd-http-address={address_of(cluster.nsqlookupd.http)}"
+        for copies in ("1", "3"):
+            assert cli.main(["topic", "update", "plain", f"--replicas={copies}", lookupd]) == 1
+            assert "alone and not the cluster's, so there is one copy: flintmq topic repl" in capsys.readouterr().err
         assert cli.main(["topic", "replicate", "plain", lookupd]) == 0
         assert node.request("POST", "/topic/replicate?topic=plain", None, _BARE).status == 200  # it is done
         assert _record(cluster, "plain")["meta"]["partition_num"] == 0  # type: ignore[index]

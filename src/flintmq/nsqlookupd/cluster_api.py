@@ -267,6 +267,8 @@ class ClusterApi(HttpApi):
         topic = valid_argument(request, "topic")
         if not self._coordinator.has_topic(topic):
             self._refuse_to_plan_for_nothing(request, topic)
+            if "replicator" in request.query and (why_not := self._coordinator.why_no_copies(topic)):
+                raise HttpError(400, f"INVALID_ARG_TOPIC_REPLICATOR: {why_not}")
             return super().change_topic(request)
         return self._at_master(request, lambda: self._changed(topic, request.query), topic, is_there=True)
 

@@ -661,11 +661,25 @@ class Coordinator:
 
     def why_not_made(self, topic: str) -> str:
         """Tell why the cluster must not make a topic by itself: an nsqd has one of that name alone; empty: none has."""
-        holders = [] if self.has_topic(topic) else self._database.holders(topic)
-        if not holders:
+        where = self._alone_on(topic)
+        if not where:
             return ""
-        where = ", ".join(node.http_address for node in holders[:3])
         return f"topic {topic} is there already, on nsqd {where} alone and not in the cluster: delete it there first"
+
+    def why_no_copies(self, topic: str) -> str:
+        """Tell why no copies can be made of a topic: an nsqd has it alone; empty: none has."""
+        where = self._alone_on(topic)
+        if not where:
+            return ""
+        return (
+            f"topic {topic} is nsqd {where}'s alone and not the cluster's, so there is one copy: flintmq topic "
+            f"replicate {topic} gives it to the cluster, or says why that does not take it"
+        )
+
+    def _alone_on(self, topic: str) -> str:
+        """Return the addresses of nsqds that have a topic which the cluster has not; empty: none."""
+        holders = [] if self.has_topic(topic) else self._database.holders(topic)
+        return ", ".join(node.http_address for node in holders[:3])
 
     def _live(self) -> Mapping[str, NodeRecord]:
         return self.view.nodes if self._controller is None else self._controller.live
