@@ -6,9 +6,13 @@ Source: docs/decisions/0017.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import os
 import re
 import signal
+import socket
+import threading
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -570,7 +574,7 @@ def test_a_topic_of_as_many_partitions_as_there_may_be_joins_whole(kind: str, da
             for number in (0, count - 1):
                 assert cluster.leader("wide", number) is node
             rows: Any = _record(cluster, "wide")["partitions"]
-            assert [each["partition"] for each in rows] == list(range(count))
+            assert [each["partition"] for each in rows if each["leader"]] == list(range(count))
             assert _consumed(node, "wide", 1, str(count - 1)) == [b"before"]
         finally:
             cluster.close()
@@ -578,6 +582,119 @@ def test_a_topic_of_as_many_partitions_as_there_may_be_joins_whole(kind: str, da
         if etcd is not None:
             etcd.kill()
             etcd.discard()
+
+
+class _Cutting:
+    """Stands between an nsqd and its store, and cuts at a transaction that writes partitions of a topic.
+
+    Args:
+        nth: of those transactions, from 0.
+        is_carried_out: only its answer is lost; else the store does not get it.
+        cut: called then; nothing passes from then on.
+    """
+
+    def __init__(self, store: tuple[str, int], topic: str, nth: int, is_carried_out: bool, cut: Any) -> None:
+        key = b"/flintmq/default/partition/%s/" % topic.encode()
+        self._marks = key, base64.b64encode(key)[: len(key) // 3 * 4]
+        self._store = store
+        self._left = nth
+        self._is_carried_out = is_carried_out
+        self._cut = cut
+        self._lock = threading.Lock()
+        self.is_over = False
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listening.accept()
+                server = socket.create_connection(self._store)
+                waits = threading.Event()
+                for run in (self._asks, self._answers):
+                    threading.Thread(target=run, args=(client, server, waits), daemon=True).start()
+
+    def _asks(self, client: socket.socket, server: socket.socket, waits: threading.Event) -> None:
+        is_counted = False
+        with contextlib.suppress(OSError):
+            while data := client.recv(65536):
+                if data.startswith((b"POST ", b"GET ")):
+                    is_counted = False
+                if not is_counted and any(mark in data for mark in self._marks):
+                    is_counted = True
+                    with self._lock:
+                        self._left -= 1
+                        is_it = self._left == -1
+                    if is_it and not self._is_carried_out:
+                        self._end()
+                    elif is_it:
+                        waits.set()
+                if self.is_over:
+                    break
+                server.sendall(data)
+        client.close()
+        server.close()
+
+    def _answers(self, client: socket.socket, server: socket.socket, waits: threading.Event) -> None:
+        with contextlib.suppress(OSError):
+            while data := server.recv(65536):
+                if waits.is_set():
+                    self._end()
+                if self.is_over:
+                    break
+                client.sendall(data)
+        client.close()
+        server.close()
+
+    def _end(self) -> None:
+        self.is_over = True
+        self._cut()
+
+    def close(self) -> None:
+        self._listening.close()
+
+
+@pytest.mark.parametrize("nth", range(3))
+@pytest.mark.parametrize("is_carried_out", [True, False])
+def test_who_is_killed_between_the_transactions_of_a_wide_topic_goes_on(
+    nth: int, is_carried_out: bool, daemons: Daemons
+) -> None:
+    path, count = daemons.new_directory("one"), 255
+    alone = daemons.nsqd(data_path=path)
+    alone.post(f"/topic/create?topic=wide&partition_num={count}")
+    with alone.connect() as publisher:
+        publisher.ok(b"PUB wide %d\n%s" % (count - 1, sized(b"before")))
+    alone.stop()
+    cluster = Cluster(daemons, copies_on=0)
+    store, lookupd = cluster.nsqlookupd.http, address_of(cluster.nsqlookupd.tcp)
+    killed = threading.Event()
+    started: list[Nsqd] = []
+
+    def kill() -> None:
+        os.kill(started[0].pid, signal.SIGKILL)
+        killed.set()
+
+    cutting = _Cutting(store, "wide", nth, is_carried_out, kill)
+    flags = ("--peer-address=127.0.0.1:0", f"--lookupd-tcp-address={lookupd}")
+    started.append(daemons.new_nsqd(f"--cluster-store=127.0.0.1:{cutting.port}", *flags, data_path=path))
+    try:
+        started[0].launch()
+        assert killed.wait(PATIENCE_S), started[0].log
+        started[0].discard()
+        found = cluster.status("wide")["topics"]
+        assert sum(bool(each["epoch"]) for each in found[0]["partitions"]) == min(
+            count, 126 * (nth + is_carried_out)
+        ), "it was killed there"
+        node = daemons.nsqd(f"--cluster-store={address_of(store)}", *flags, data_path=path)
+        led = re.compile(r"wide/(\d+) epoch \d+ is ready")
+        wait_until(lambda: len(set(led.findall(node.log))) == count, lambda: node.log)
+        assert _consumed(node, "wide", 1, str(count - 1)) == [b"before"]
+        rows: Any = _record(cluster, "wide")["partitions"]
+        assert [each["partition"] for each in rows if each["leader"]] == list(range(count))
+    finally:
+        cutting.close()
+        cluster.close()
 
 
 def test_what_the_cluster_does_not_take_is_seen_and_given_again(
