@@ -546,6 +546,19 @@ def test_bench_measures_both_ways_and_leaves_nothing(single_nsqd: Nsqd):
     assert refused(single_nsqd, "bench", "sub")[0] == 2
 
 
+@pytest.mark.parametrize(("rate", "batch"), [(10, 1), (50, 5), (1500, 100)])
+def test_bench_publishes_no_more_than_the_rate_asks_for_and_not_nothing(single_nsqd: Nsqd, rate: int, batch: int):
+    (found,) = map(
+        json.loads, well(single_nsqd, "bench", "pub", "--duration", "1s", "--rate", str(rate), "--json").splitlines()
+    )
+    assert 0 < found["published"]["messages"] <= rate and found["batch"] == batch
+
+
+def test_bench_refuses_a_batch_that_is_more_than_the_rate_allows(single_nsqd: Nsqd):
+    code, said = refused(single_nsqd, "bench", "pub", "--duration", "2s", "--rate", "10", "--batch", "100")
+    assert code == 2 and "at most 20, which is what --rate allows in 2 s" in said
+
+
 # --- topics and nsqds without a cluster
 
 

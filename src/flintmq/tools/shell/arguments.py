@@ -511,7 +511,10 @@ def _bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-c", "--channel", help="to consume; default: a new one, which has what comes from now on")
     parser.add_argument("--size", type=size, default=200, metavar="BYTES", help="of a message; default 200")
     parser.add_argument(
-        "--batch", type=number(1, 10_000), default=100, metavar="N", help="messages of one MPUB; default 100"
+        "--batch",
+        type=number(1, 10_000),
+        metavar="N",
+        help="messages of one MPUB; default 100, fewer at a --rate below 1000",
     )
     parser.add_argument("--rate", type=number(1), default=0, metavar="N", help="messages a second; default: all it can")
     parser.add_argument("--connections", type=number(1, 256), default=1, metavar="N", help="of each side; default 1")

@@ -30,9 +30,15 @@ from flintmq.tools.shell.output import Progress, say, say_json
 _STAMP = Struct(">4sQ")
 _MARK = b"fmqb"
 _AHEAD = 16
+_BATCH = 100
+"""Messages of one MPUB, unless the rate asks for fewer."""
+_TURNS_S = 10
+"""MPUBs a second, at least, at a given rate."""
 _SAMPLES_MAX = 1_000_000
 _PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 _TICK_S = 0.005
+_GATHER_S = 0.001
+"""The least that a consumer takes; it is part of the way that is measured."""
 _DRAIN_S = 10.0
 _OF_THE_CLUSTER = "OF_THE_CLUSTER"
 _NS_PER_MS = 1e6
@@ -96,6 +102,11 @@ def run(given: argparse.Namespace) -> int:
     given.topic, given.channel = given.topic or own, given.channel or own
     if not is_valid_name(given.topic):
         raise OptionError("topic", given.topic, "1 to 64 of . a-z A-Z 0-9 _ -, and perhaps #ephemeral", "argument")
+    if given.batch is None:
+        given.batch = min(_BATCH, max(1, given.rate // _TURNS_S)) if given.rate else _BATCH
+    elif given.rate and given.batch > given.rate * given.duration:
+        allowed = f"at most {int(given.rate * given.duration)}, which is what --rate allows in {given.duration:g} s"
+        raise OptionError("batch", given.batch, allowed, "argument")
     link = Link(given)
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
@@ -138,6 +149,7 @@ class _Bench:
         self._over = asyncio.Event()
         self._error: FlintError | None = None
         self._begun = 0
+        self._turns = 0
 
     async def run(self) -> int:
         given, loop = self._given, asyncio.get_running_loop()
@@ -193,18 +205,17 @@ class _Bench:
         return body
 
     async def _publish(self, producer: Producer) -> None:
-        """Publish until it is over, at this sender's share of the rate."""
+        """Publish until it is over; at a rate, this sender takes the next turn, whoever had the last one."""
         given = self._given
-        share = given.rate / (given.connections * _AHEAD) if given.rate else 0.0
-        due = asyncio.get_running_loop().time() + (random.random() * given.batch / share if share else 0.0)
         while not self._over.is_set():
-            if share:
-                left = due - asyncio.get_running_loop().time()
-                if left > 0:
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._over.wait(), left)
-                    continue
-                due += given.batch / share
+            if given.rate:
+                due_s = self._turns * given.batch / given.rate
+                if due_s >= given.duration:
+                    return
+                self._turns += 1
+                left = due_s - (time.monotonic_ns() - self._begun) / 1e9
+                if left > 0 and await self._is_over_within(left):
+                    return
             bodies = [self._body()] * given.batch
             began = time.monotonic_ns()
             try:
@@ -217,8 +228,13 @@ class _Bench:
             self._sent.add(len(bodies), len(bodies) * given.size, now)
             self._sent.took(now - began)
 
+    async def _is_over_within(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._over.wait(), seconds)
+        return self._over.is_set()
+
     async def _consume(self, consumer: Consumer[bytes]) -> None:
-        async for batch in consumer.batches(2500, _TICK_S):
+        async for batch in consumer.batches(2500, _GATHER_S):
             now = time.monotonic_ns()
             count = size = 0
             for message in batch:
