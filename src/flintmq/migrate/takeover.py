@@ -273,9 +273,9 @@ class Takeover:
         except ValueError as error:
             path = metadata_file.FILE_NAME
             if survey.is_own_list_changed:
-                self._fault(
-                    Fault(path, 0, f"not a list of topics: {error}; channels.db knows them, nothing is missing")
-                )
+                what = "is damaged, and is written again from channels.db: nothing is missing; it is kept as .bad"
+                log.warning("%s %s (%s)", path, what, error)
+                self._keep(Fault(path, 0, f"not a list of topics: {error}"))
                 return
             remedy = "repair it, or move it away (then the queue files tell which topics and channels there are)"
             raise TakeoverFailed(path, f"not a list of topics: {error}", remedy) from error
@@ -490,6 +490,10 @@ class Takeover:
     def _fault(self, fault: Fault) -> None:
         if len(self._faults) < _FAULTS_SHOWN_MAX:
             log.error("taking over the data of NSQ's nsqd: %s; the file is kept as .bad", fault)
+        self._keep(fault)
+
+    def _keep(self, fault: Fault) -> None:
+        """Have the file of a fault kept as .bad."""
         if not self._faults or self._faults[-1].path != fault.path:
             self._faults.append(fault)
 
