@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,9 +25,10 @@ from tests.spark.processes import NsqdProcess, PlainNsqd, assert_each_once, numb
 from flintmq import cli
 from flintmq.errors import OptionError
 from flintmq.pipeline.archive import archive
+from flintmq.spark import spooled
 from flintmq.spark.batch_reader import NsqReader
 from flintmq.spark.broker import NotByOffset
-from flintmq.spark.errors import DataLost, SpoolFailed
+from flintmq.spark.errors import DataLost, NotAllTaken, SpoolFailed
 from flintmq.spark.offsets import MODE_KEY
 from flintmq.spark.options import SourceOptions
 from flintmq.spark.spooled import AnyStreamReader
@@ -184,6 +186,75 @@ def test_an_nsqd_that_goes_away_and_comes_back_is_read_on(
         assert_each_once(reading.bodies, 500)
     finally:
         nsqd.stop()
+
+
+@pytest.mark.parametrize("mode", ["spool", "direct"])
+def test_an_nsqd_that_stands_still_has_not_delivered_everything(
+    topic: str,
+    query: Callable[..., Query],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+):
+    """As on a machine that is suspended: availableNow waits until it goes on, and ends with all of it then."""
+    monkeypatch.setattr(spooled, "WAITS_TOLD_S", 0.5)
+    nsqd = PlainNsqd(tmp_path / "other")
+    nsqd.publish(topic, numbered(0, 1000, 4096))
+    reading = query(mode, nsqd=nsqd.address, spoolMaxBytes="1MiB", maxInFlight=50, msgTimeout="1m")
+    reading.reader.prepareForTriggerAvailableNow()
+    until_rows(reading, 1)
+    os.kill(nsqd.process_id, signal.SIGSTOP)
+    try:
+        rest = threading.Thread(target=lambda: in_time(lambda: reading.step() == 0))
+        rest.start()
+        in_time(lambda: "does not answer" in caplog.text or not rest.is_alive())
+        assert rest.is_alive(), "it has ended"
+    finally:
+        os.kill(nsqd.process_id, signal.SIGCONT)
+    rest.join(PATIENCE_S)
+    assert_each_once(reading.bodies, 1000)
+    in_time(lambda: nsqd.unfinished(topic, "spark") == 0)
+    reading.stop()
+    nsqd.stop()
+
+
+@pytest.mark.parametrize("mode", ["spool", "direct"])
+def test_with_an_nsqd_away_available_now_fails_and_names_it(
+    plain: PlainNsqd, topic: str, query: Callable[..., Query], tmp_path: Path, mode: str
+):
+    away = PlainNsqd(tmp_path / "away")
+    away.publish(topic, numbered(100, 200))
+    away.kill()
+    plain.publish(topic, numbered(0, 100))
+    reading = query(mode, nsqd=f"{plain.address},{away.address}", nsqdDownTimeout="1s")
+    with pytest.raises(
+        NotAllTaken, match=rf"may be more than was read: nsqd {away.address} is not connected \("
+    ) as told:
+        reading.available_now()
+    assert "start the query again" in str(told.value)
+    away.start()
+    reading.stop()
+    reading.raw["nsqdDownTimeout"] = "5m"
+    reading.available_now()
+    assert set(reading.bodies) == set(numbered(0, 200))
+    away.kill()
+    reading.stop()
+    reading.raw |= {"nsqdDownTimeout": "1s", "failOnDataLoss": "false"}
+    reading.stop()
+    reading.available_now()
+    away.start()
+    away.stop()
+
+
+def test_without_nsqlookupd_available_now_does_not_know_what_there_is(topic: str):
+    given = {"lookupd": "127.0.0.1:1", "topic": topic, "channel": "spark", "mode": "direct", "nsqdDownTimeout": "1s"}
+    reading = Query(**given)
+    try:
+        with pytest.raises(NotAllTaken, match="no nsqlookupd answers"):
+            reading.available_now()
+    finally:
+        reading.stop()
 
 
 def test_a_spool_that_is_full_leaves_the_rest_to_nsqd(plain: PlainNsqd, topic: str, query: Callable[..., Query]):

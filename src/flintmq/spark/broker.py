@@ -54,8 +54,8 @@ class PartitionLog:
 
     ``epoch`` is 0 of a log without copies. ``at`` is the first sequence stored at or after the timestamp asked for,
     ``end`` when there is none, and None when no timestamp was asked for. ``is_caught_up`` is false of a spool that has
-    yet to take what waits in nsqd. ``timestamp_max`` is the latest timestamp of its messages, in ns; 0: nsqd does not
-    say, or there is none.
+    yet to take what waits in nsqd; ``waits_for`` says what has kept it from that for ``waits_s``. ``timestamp_max`` is
+    the latest timestamp of its messages, in ns; 0: nsqd does not say, or there is none.
     """
 
     nsqd: str
@@ -68,6 +68,8 @@ class PartitionLog:
     at: int | None
     is_caught_up: bool = True
     timestamp_max: int = 0
+    waits_for: str = ""
+    waits_s: float = 0.0
 
     @property
     def mean_bytes(self) -> float:
@@ -235,6 +237,8 @@ class NsqdConnection(Pipeline):
             None if entry.get("at") is None else int(entry["at"]),
             entry.get("is_caught_up", True) is True,
             int(entry.get("max_timestamp", 0)),
+            str(entry.get("waits_for", "")),
+            float(entry.get("waits_s", 0.0)),
         )
 
     def cursor(self, topic: str, channel: str, partition: int, sequence: int) -> int:

@@ -219,6 +219,33 @@ class LogAway(FlintError):
         return f"topic {self.topic!r}, {self.label}: no nsqd serves it now: {self.reason}"
 
 
+class NotAllTaken(FlintError):
+    """A query that is to end with all that waits in nsqd cannot have it, or nobody knows whether it has.
+
+    Args:
+        topic: the topic.
+        reason: what keeps the spool from it.
+        waited_s: for so long.
+    """
+
+    def __init__(self, topic: str, reason: str, waited_s: float) -> None:
+        super().__init__(topic, reason, waited_s)
+        self.topic = topic
+        self.reason = reason
+        self.waited_s = waited_s
+
+    @property
+    def reason_said(self) -> str:
+        """The reason, without advice."""
+        return f"topic {self.topic!r}: there may be more than was read: {self.reason}, for {self.waited_s:.0f} s"
+
+    def __str__(self) -> str:
+        return (
+            f"{self.reason_said}. What was not read waits in nsqd or in the spool: start the query again when that is "
+            "mended, wait longer with nsqdDownTimeout, or set failOnDataLoss=false to end with what there is"
+        )
+
+
 class SpoolFailed(FlintError):
     """The process that takes messages from nsqd has ended, or cannot start.
 

@@ -61,11 +61,19 @@ class SpoolProcess:
 
     Args:
         mode: ``spool`` or ``direct``.
+        is_ending: it is to find out when all that waited in nsqd has been taken.
         sleep: how to pause between attempts; seconds.
     """
 
-    def __init__(self, options: SourceOptions, mode: str, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self,
+        options: SourceOptions,
+        mode: str,
+        is_ending: bool = False,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._options = options
+        self._is_ending = is_ending
         self._mode = mode
         self._sleep = sleep
         self._process: subprocess.Popen[bytes] | None = None
@@ -166,6 +174,7 @@ class SpoolProcess:
             "connect_timeout": options.connect_timeout,
             "lookupd_poll_interval": options.lookupd_poll_interval,
             "link": asdict(options.link),
+            "ends": self._is_ending,
         }
         self._said.clear()
         self._failed = ""

@@ -9,7 +9,7 @@ differs:
   its messages again, into another micro-batch.
 - Spark asks for the latest offset with the end of the last committed micro-batch; so what lies below may be finished.
 - With availableNow a micro-batch follows the other until the spool has taken what waited in nsqd when it was started:
-  then what it has is the end.
+  then what it has is the end. What keeps it from that for nsqdDownTimeout is an error.
 
 Source: docs/decisions/0032.
 """
@@ -31,7 +31,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from flintmq.clock import Clock
 from flintmq.errors import FlintError, OptionError
 from flintmq.spark.broker import FAILURES, NotByOffset
-from flintmq.spark.errors import NOT_THIS_SPOOL, SOURCE, DataLost, line_first
+from flintmq.spark.errors import NOT_THIS_SPOOL, SOURCE, DataLost, NotAllTaken, line_first
+from flintmq.spark.link import with_spark_names
 from flintmq.spark.offsets import LOG_KEY, MODE_KEY, PartitionKey, entries_of, from_json, to_json
 from flintmq.spark.options import AUTO, DIRECT, OFFSET, SPOOL, SourceOptions
 from flintmq.spark.prefetch import WithRows
@@ -39,13 +40,15 @@ from flintmq.spark.retry import Retries
 from flintmq.spark.session_settings import warn_of_tasks
 from flintmq.spark.spool import Spool, SpoolProcess
 from flintmq.spark.stream_reader import UNLIMITED, NsqStreamReader
-from flintmq.spark.survey import Surveyor
+from flintmq.spark.survey import Survey, Surveyor
 from flintmq.spark.tasks import FetchTask, SpoolPlace, at_spool, read_task
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 POLL_S = 0.05
+WAITS_TOLD_S = 5.0
+"""So long something keeps a spool from the end of availableNow before it is said."""
 
 log = logging.getLogger("flintmq.spark")
 
@@ -62,6 +65,8 @@ class AnyStreamReader(WithRows, DataSourceStreamReader, SupportsTriggerAvailable
         self._spooled: NsqStreamReader | None = None
         self._told: set[str] = set()
         """Topics of which it was said that messages come again."""
+        self._waiting: set[str] = set()
+        """Topics of which it was said that their end is waited for."""
         self._is_ending = False  # availableNow: what waits now is to be read, and no more
         self._has_end = False
 
@@ -77,6 +82,9 @@ class AnyStreamReader(WithRows, DataSourceStreamReader, SupportsTriggerAvailable
     @line_first
     def prepareForTriggerAvailableNow(self) -> None:
         self._is_ending = True
+        if self._process is not None:
+            self._process.close()  # it does not find out when all has been taken
+            self._process = None
         if self._found in (AUTO, OFFSET):
             try:
                 self._by_offset.prepareForTriggerAvailableNow()
@@ -168,7 +176,7 @@ class AnyStreamReader(WithRows, DataSourceStreamReader, SupportsTriggerAvailable
     def _run(self) -> tuple[Spool, NsqStreamReader]:
         """Return the spool, started if it does not run, and the reader of what it serves."""
         if self._process is None:
-            self._process = SpoolProcess(self._options, self._found)
+            self._process = SpoolProcess(self._options, self._found, self._is_ending)
         spool = self._process.running()
         if self._spooled is None or self._place != spool.place:
             self._place = spool.place
@@ -184,6 +192,7 @@ class AnyStreamReader(WithRows, DataSourceStreamReader, SupportsTriggerAvailable
         """Return what an offset says of the spool, and the latest one.
 
         Raises:
+            NotAllTaken: with availableNow the spool cannot have all that waits in nsqd.
             SpoolFailed: the spool has ended. Nothing is said of its address and its token then, which no user knows.
         """
         retries = Retries(self._options.retries)
@@ -192,6 +201,8 @@ class AnyStreamReader(WithRows, DataSourceStreamReader, SupportsTriggerAvailable
             at = self._ours(start, spool)
             try:
                 return at, self._latest(reader, at, limit, spool)
+            except NotAllTaken:
+                raise
             except FlintError as error:
                 failed = error
             assert self._process is not None
@@ -232,10 +243,13 @@ class AnyStreamReader(WithRows, DataSourceStreamReader, SupportsTriggerAvailable
         log.warning("%s", lost.forgiven())
 
     def _latest(self, reader: NsqStreamReader, at: dict[str, Any], limit: ReadLimit, spool: Spool) -> dict[str, Any]:
-        """Return the latest offset; at the end of availableNow wait until there is one, or nothing waits in nsqd."""
+        """Return the latest offset; at the end of availableNow wait until there is one, or nothing waits in nsqd.
+
+        Raises:
+            NotAllTaken: something has kept the spool from that for nsqdDownTimeout.
+        """
         if not self._is_ending or self._has_end:
             return reader.latestOffset(at, limit)
-        end_at = time.monotonic() + self._options.nsqd_down_timeout
         surveyor = Surveyor(self._once(spool))
         while True:
             survey = surveyor.look(is_waiting=True)
@@ -243,16 +257,31 @@ class AnyStreamReader(WithRows, DataSourceStreamReader, SupportsTriggerAvailable
                 self._has_end = True
                 reader.end_at(survey)
                 return reader.latestOffset(at, limit)
+            if (error := self._what_keeps_it(survey)) is not None:
+                if self._options.fail_on_data_loss:
+                    raise error
+                log.warning("%s; ending with what there is", error.reason_said)
+                self._has_end = True
+                reader.end_at(survey)
+                return reader.latestOffset(at, limit)
             found = reader.latestOffset(at, limit)
             if found != at:
                 return found
-            if time.monotonic() > end_at:
-                log.warning("after nsqdDownTimeout the spool still waits for nsqd; ending with what there is")
-                self._has_end = True
-                reader.end_at(survey)
-                return found
             time.sleep(POLL_S)
             self._run()  # it may have ended, which is to be said at once
+
+    def _what_keeps_it(self, survey: Survey) -> NotAllTaken | None:
+        """Return what has kept the spool from having all that waits in nsqd for too long, if anything has."""
+        for key, entry in sorted(survey.logs.items()):
+            if entry.waits_s >= WAITS_TOLD_S and key.topic not in self._waiting:
+                self._waiting.add(key.topic)
+                log.warning(
+                    "topic %s: availableNow waits, at most for nsqdDownTimeout: %s",
+                    key.topic, with_spark_names(entry.waits_for),
+                )  # fmt: skip
+            if entry.waits_for and entry.waits_s >= self._options.nsqd_down_timeout:
+                return NotAllTaken(key.topic, with_spark_names(entry.waits_for), entry.waits_s)
+        return None
 
 
 def _plain(offset: dict[str, Any]) -> dict[str, Any]:

@@ -15,11 +15,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate, compress
 from typing import Any, NamedTuple
 
 from flintmq.batch import EXTENDED, RAW_IDS, BatchError, decode_batch, encode_received
 from flintmq.client.aio.consumer import BulkConsumer
+from flintmq.client.core.link import Link
 from flintmq.client.core.message import Delivery, is_hex
 from flintmq.env import Env
 from flintmq.errors import DiskFull, FlintError, StorageError, WriteFailed
@@ -31,6 +33,10 @@ from flintmq.storage import MemoryLog, PartitionLog
 RETRY_S = 2.0
 """A full disk is looked at again after so long, and what was given back comes after it."""
 TICK_S = 0.1
+PROBES = 4
+PROBE_S = 0.25
+"""An nsqd that has nothing more to deliver has to answer so many times in a row, asked so long after the answer before:
+one that stood still is silent as well, and begins to deliver when it goes on."""
 REFUSED_TOLD_S = 10.0
 """Answers that came too late are told of together, at most once in so long."""
 ROOM_AGAIN = 0.9  # of the most bytes that are kept: below that more is asked for again
@@ -62,6 +68,23 @@ class _Run(NamedTuple):
         )
 
 
+class _Probe:
+    """Whether one nsqd answers.
+
+    Attributes:
+        count: of its answers since something old has come.
+        is_open: it has not answered yet.
+        at: it was asked, or has answered.
+    """
+
+    __slots__ = ("at", "count", "is_open")
+
+    def __init__(self, at: float) -> None:
+        self.at = at
+        self.count = 0
+        self.is_open = False
+
+
 class Feed:
     """Takes one topic.
 
@@ -70,6 +93,7 @@ class Feed:
         is_kept: it is on disk.
         bytes_max: it is to hold no more; what cannot be dropped waits in nsqd then.
         quiet_s: so long nothing old has to come before everything has.
+        is_ending: find out when everything has come.
         fail: called with what ends the spool.
 
     Attributes:
@@ -89,6 +113,7 @@ class Feed:
         in_flight_max: int,
         floor: int,
         quiet_s: float,
+        is_ending: bool,
         fail: Callable[[FlintError], object],
     ) -> None:
         self.topic = topic
@@ -100,6 +125,7 @@ class Feed:
         self._is_kept = is_kept
         self._bytes_max = bytes_max
         self._quiet_s = quiet_s
+        self._is_ending = is_ending
         self._fail = fail
         self._held = Held(in_flight_max)
         self._loop = asyncio.get_running_loop()
@@ -107,6 +133,12 @@ class Feed:
         self._retry: asyncio.TimerHandle | None = None
         self._began_ns = env.clock.wall_ns()
         self._old_at = self._loop.time()
+        self._probes: dict[Link, _Probe] = {}
+        self._waits_for = ""
+        self._waits_since = 0.0
+        self._disk_error = ""
+        self._disk_since = self._disk_at = 0.0
+        self._old_end = 0
         self._late_told = 0
         self._refused_told = 0
         self._refused_told_at = -REFUSED_TOLD_S
@@ -121,17 +153,68 @@ class Feed:
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether what waited in nsqd when the spool was started has been taken."""
-        if self.is_full or self._retry is not None or not self.consumer.connections:
+        """Whether what waited in nsqd when the spool was started has been taken; known only where ``is_ending``.
+
+        No nsqd says that it has nothing more. So each that has the topic has to be there, and to answer while nothing
+        old comes.
+        """
+        if self.is_full or self._retry is not None or self.consumer.lacking:
+            return False
+        if self.log.committed_sequence < self._old_end:  # the disk is at it
             return False
         if not self._is_kept and self.consumer.is_starved:  # nsqd waits for what Spark has not committed
             return False
-        return self._loop.time() - self._old_at >= self._quiet_s
+        if self._loop.time() - self._old_at < self._quiet_s:
+            return False
+        return all(link in self._probes and self._probes[link].count >= PROBES for link in self.consumer.links)
+
+    @property
+    def waits(self) -> tuple[str, float]:
+        """Say what keeps everything from being taken (empty: nothing), and for how many seconds it has."""
+        now = self._loop.time()
+        if self._disk_error:
+            return self._disk_error, now - self._disk_since
+        return self._waits_for, now - self._waits_since if self._waits_for else 0.0
+
+    def _heard_old(self) -> None:
+        self._old_at = self._loop.time()
+        for probe in self._probes.values():
+            probe.count = 0
+
+    def _probe(self) -> None:
+        """Ask each nsqd that is silent whether it is there."""
+        now, consumer = self._loop.time(), self.consumer
+        self._probes = {link: self._probes.get(link) or _Probe(now) for link in consumer.links}
+        if now - self._old_at < max(PROBE_S, self._quiet_s - PROBES * PROBE_S):
+            return
+        for link, probe in self._probes.items():
+            if probe.is_open or probe.count >= PROBES or now - probe.at < PROBE_S:
+                continue
+            if consumer.may_deliver(link):  # else it is silent because it has to be
+                probe.is_open, probe.at = True, now
+                link.probe(partial(self._probed, probe))
+
+    def _probed(self, probe: _Probe) -> None:
+        probe.is_open, probe.at = False, self._loop.time()
+        probe.count += 1
+
+    def _look_at_what_is_waited_for(self) -> None:
+        now, before = self._loop.time(), self._waits_for
+        if self._disk_error and self._retry is None and now - self._disk_at > 2 * RETRY_S:
+            self._disk_error = ""
+        self._waits_for = self.consumer.lacking
+        if not self._waits_for:
+            silent = [
+                link.address for link, probe in self._probes.items() if probe.is_open and now - probe.at > PROBE_S
+            ]
+            self._waits_for = f"nsqd {', '.join(sorted(set(silent)))} does not answer" if silent else ""
+        if not before:
+            self._waits_since = now
 
     def use(self, consumer: BulkConsumer) -> None:
         """Take from another consumer from now on, one that is not started; the former one delivers no more."""
         self.consumer = consumer
-        self._old_at = self._loop.time()
+        self._heard_old()
         self._refused_told = 0
         consumer.take_deliveries(self.take, self._held.refuse, with_frames=True)
         if self.is_full or self._retry is not None:
@@ -158,8 +241,9 @@ class Feed:
         if self._retry is not None:
             raise DiskFull(self.topic, 0, 0)
         held.see(link)
-        if min(run.timestamps) < self._began_ns:
-            self._old_at = now
+        is_old = min(run.timestamps) < self._began_ns
+        if is_old:
+            self._heard_old()
         known = held.are_known(run.timestamps, run.attempts, run.ids)
         new = run if known is None else run.without(known)
         if new.ids:
@@ -176,6 +260,8 @@ class Feed:
                 layout=layout,
             )
             partition_log.append_batch(data, is_verified=True)
+        if is_old:
+            self._old_end = partition_log.next_sequence
         # what is known already may be stored and not be safe yet: it is when everything before it is
         held.add(partition_log.next_sequence, link, run.timestamps, run.ids, now, is_again=known is not None)
         if not self._is_kept:
@@ -194,12 +280,17 @@ class Feed:
             log.error("topic %s: %s; messages stay in nsqd until there is room", self.topic, error)
             self.consumer.pause()
             self._retry = self._loop.call_later(RETRY_S, self._try_again)
+            self._disk_at = self._loop.time()
+            if not self._disk_error:
+                self._disk_since = self._disk_at
+            self._disk_error = f"the disk of the spool has no room ({error})"
 
     def _try_again(self) -> None:
         self._retry = None
         if isinstance(self.log, PartitionLog) and not self.log.has_room:
             self._retry = self._loop.call_later(RETRY_S, self._try_again)
             return
+        self._disk_at = self._loop.time()
         log.warning("topic %s: there is room again", self.topic)
         self._ask_for_more()
 
@@ -243,9 +334,12 @@ class Feed:
 
     def move(self, sequence: int) -> None:
         """Everything below ``sequence`` has been read for good."""
+        before = self.floor
         self.floor = max(self.floor, min(sequence, self.log.committed_sequence))
+        if self.floor > before:
+            self._disk_since = self._loop.time()  # there is room again
         if not self._is_kept and self._held.finish_below(self.floor):
-            self._old_at = self._loop.time()  # what nsqd held back for these comes now
+            self._heard_old()  # what nsqd held back for these comes now
         self._drop()
 
     def _drop(self) -> None:
@@ -256,8 +350,11 @@ class Feed:
         self._look_at_room()
 
     def tick(self) -> None:
-        """Touch what waits; to be called every ``TICK_S``."""
+        """Touch what waits, and ask nsqd if it is to be known; to be called every ``TICK_S``."""
         self._held.touch_due(self._loop.time())
+        if self._is_ending:
+            self._probe()
+            self._look_at_what_is_waited_for()
         if self._held.late_count > self._late_told:
             log.warning(
                 "topic %s: %d messages waited for longer than nsqd's --max-msg-timeout and come again: "

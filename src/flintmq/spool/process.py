@@ -81,6 +81,7 @@ class Settings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         nsqd, lookupd: where messages come from; one of the two.
         bytes_max: of one topic that are kept.
         host, port: to listen on; another port is taken if that one cannot be had.
+        ends: find out when all that waited in nsqd has been taken.
         link: how connections are secured: fields of :class:`flintmq.spark.options.LinkOptions`.
     """
 
@@ -98,6 +99,7 @@ class Settings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     connect_timeout: float
     lookupd_poll_interval: float
     link: dict[str, Any]
+    ends: bool = False
 
 
 class _State(msgspec.Struct, kw_only=True):
@@ -216,6 +218,7 @@ class Spool:
             in_flight_max=settings.max_in_flight,
             floor=self._state.floors.get(topic, 1),
             quiet_s=self._quiet_s,
+            is_ending=self._settings.ends,
             fail=self._fail,
         )
 

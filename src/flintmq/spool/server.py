@@ -80,6 +80,7 @@ class Service:
     def _offsets(self, event: wire.Offsets) -> bytes:
         feed = self._feed("OFFSETS", event.topic, 0)
         of_topic = feed.log
+        waits_for, waits_s = feed.waits
         row = {
             "partition": of_topic.partition,
             "log_id": f"{of_topic.log_id:016x}",
@@ -88,6 +89,8 @@ class Service:
             "end": of_topic.committed_sequence,
             "size_bytes": of_topic.size_bytes,
             "is_caught_up": feed.is_caught_up,
+            "waits_for": waits_for,
+            "waits_s": waits_s,
         }
         if event.timestamp_ns is not None:
             row["at"] = min(of_topic.sequence_at(event.timestamp_ns), of_topic.committed_sequence)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class FakeLink:
     """A connection that notes what it is told; messages time out after 60 s, and after 900 s whatever is done."""
@@ -15,12 +17,21 @@ class FakeLink:
         self.finished: list[bytes] = []
         self.touched: list[bytes] = []
         self.requeued: list[bytes] = []
+        self.probes: list[Any] = []
 
     def finish_all(self, message_ids):
         self.finished += message_ids
 
     def touch(self, message_id, failed):
         self.touched.append(message_id)
+
+    def probe(self, answered):
+        self.probes.append(answered)
+
+    def answer(self) -> None:
+        """Answer what was asked so far."""
+        while self.probes:
+            self.probes.pop(0)()
 
     def requeue(self, message_id, delay_ms):
         self.requeued.append(message_id)

@@ -30,7 +30,9 @@ class FakeConsumer:
     def __init__(self) -> None:
         self.is_paused = False
         self.is_starved = False
-        self.connections = ("nsqd:4150",)
+        self.links: tuple[Any, ...] = ()
+        self.lacking = ""
+        self.is_asking = True
         self.late = 0
         self.take: Callable[[Delivery], None] | None = None
         self.refused: Any = None
@@ -38,6 +40,9 @@ class FakeConsumer:
     def take_deliveries(self, take, refused, *, with_frames):
         assert with_frames, "they are stored as they came"
         self.take, self.refused = take, refused
+
+    def may_deliver(self, link):
+        return self.is_asking
 
     def pause(self):
         self.is_paused = True
@@ -60,6 +65,7 @@ class World:
         self.disk = disk
         self.consumer: Any = FakeConsumer()
         self.link: Any = FakeLink()
+        self.consumer.links = (self.link,)
         self.failures: list[FlintError] = []
         self.damaged: list[Any] = []
         self.syncs = asyncio.Event()
@@ -72,7 +78,7 @@ class World:
             )  # fmt: skip
         self.feed = Feed(
             "x", log, cast(Any, self.consumer), Env(run_blocking=self._run), is_kept=is_kept, bytes_max=bytes_max,
-            in_flight_max=100, floor=1, quiet_s=0.0, fail=self.failures.append,
+            in_flight_max=100, floor=1, quiet_s=0.0, is_ending=True, fail=self.failures.append,
         )  # fmt: skip
 
     async def _run(self, function, *arguments):
@@ -109,6 +115,11 @@ class World:
                     found += event.records
                 position += batch.header.size
         return found
+
+    def tick(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.feed.tick()
+            self.link.answer()
 
     async def settle(self) -> None:
         for _ in range(20):
@@ -318,7 +329,9 @@ async def test_a_full_disk_gives_messages_back_and_is_tried_again(monkeypatch):
     world.disk.set_free_bytes(DISK_RESERVE_BYTES)
     world.deliver(1, 11)
     assert world.link.requeued == ids(1, 11) and world.consumer.is_paused
+    world.tick(9)
     assert world.failures == [] and not world.feed.is_caught_up
+    assert "the disk of the spool has no room (disk full: " in world.feed.waits[0]
     world.disk.set_free_bytes(1 << 40)
     async with asyncio.timeout(60):
         while world.consumer.is_paused:
@@ -326,6 +339,58 @@ async def test_a_full_disk_gives_messages_back_and_is_tried_again(monkeypatch):
     world.deliver(1, 11, attempts=2)
     await world.settle()
     assert world.link.finished == ids(1, 11)
+    async with asyncio.timeout(60):
+        while world.feed.waits[0]:
+            world.tick()
+            await asyncio.sleep(0.01)
+    await world.feed.close()
+
+
+async def test_silence_is_the_end_when_every_nsqd_has_answered_in_it_again_and_again(monkeypatch):
+    monkeypatch.setattr(module, "PROBE_S", 0.0)
+    world = World(MemoryDisk())
+    other = FakeLink()
+    world.consumer.links = (world.link, other)
+    world.tick(9)
+    assert not world.feed.is_caught_up and len(other.probes) == 1, "one stands still, and is asked once"
+    assert world.feed.waits[0] == "nsqd nsqd:4150 does not answer"
+    for _ in range(module.PROBES):
+        other.answer()
+        assert not world.feed.is_caught_up or _ == module.PROBES - 1
+        world.tick()
+    assert world.feed.is_caught_up and world.feed.waits == ("", 0.0)
+    assert world.link.probes == other.probes == [], "nobody is asked any more"
+    world.deliver(1, 11)
+    await world.settle()
+    assert not world.feed.is_caught_up, "something old has come"
+    await world.feed.close()
+
+
+async def test_an_nsqd_that_may_not_deliver_is_not_taken_for_one_that_has_nothing(monkeypatch):
+    monkeypatch.setattr(module, "PROBE_S", 0.0)
+    world = World(MemoryDisk())
+    world.consumer.is_asking = False
+    world.tick(9)
+    assert not world.feed.is_caught_up
+    world.consumer.is_asking = True
+    world.tick(module.PROBES)
+    assert world.feed.is_caught_up
+    world.consumer.lacking = "nsqd other:4150 is not connected"
+    world.tick()
+    assert not world.feed.is_caught_up and world.feed.waits[0] == world.consumer.lacking
+    await world.feed.close()
+
+
+async def test_what_the_disk_has_not_got_yet_is_not_the_end(monkeypatch):
+    monkeypatch.setattr(module, "PROBE_S", 0.0)
+    world = World(MemoryDisk())
+    world.syncs.clear()
+    world.deliver(1, 11)
+    world.tick(module.PROBES)
+    assert not world.feed.is_caught_up
+    world.syncs.set()
+    await world.settle()
+    assert world.feed.is_caught_up
     await world.feed.close()
 
 

@@ -550,6 +550,20 @@ def _nothing() -> None:
 class BulkConsumer(Consumer[bytes]):
     """A consumer for what passes messages on in bulk: it hands over what nsqd sends as it comes, a read at a time."""
 
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """Everything that is subscribed now."""
+        return self._consuming.flow.connections
+
+    def may_deliver(self, link: Link) -> bool:
+        """Whether nsqd is to deliver over a connection what it has."""
+        return self._consuming.flow.may_deliver(link)
+
+    @property
+    def lacking(self) -> str:
+        """Say where the topic is and this consumer is not, as far as can be known; empty: nowhere."""
+        return self._consuming.subscribing.lacking
+
     def take_deliveries(
         self,
         take: Callable[[Delivery], None],

@@ -138,6 +138,11 @@ class Flow(Generic[Link]):
         """Whether messages may come over a connection."""
         return connection in self._joined
 
+    def may_deliver(self, connection: Link) -> bool:
+        """Whether nsqd is to deliver over a connection what it has."""
+        share = self._joined.get(connection)
+        return share is not None and share.rdy_count > 0
+
     def held(self, connection: Link) -> int:
         """Return how many messages of a connection the application has not answered."""
         share = self._joined.get(connection)

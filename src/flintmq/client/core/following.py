@@ -68,6 +68,16 @@ class Following:
         self._failure_log = FailureLog()
         self._distrusted: dict[tuple[int, str], float] = {}
 
+    @property
+    def is_blind(self) -> bool:
+        """Whether no nsqlookupd has answered when they were asked last."""
+        return self._is_blind or not self.is_polled
+
+    @property
+    def failure(self) -> str:
+        """Why no nsqlookupd has answered, empty: one has, or they were not asked yet."""
+        return self._failure_log.last(self._topic)
+
     def start(self, timers: Timers) -> None:
         """Ask for the first time."""
         self._timers = timers

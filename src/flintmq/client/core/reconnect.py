@@ -188,6 +188,10 @@ class FailureLog:
             del self._told[next(iter(self._told))]
         return True
 
+    def last(self, what: str) -> str:
+        """Return how it failed last, empty: it is well, or was not tried."""
+        return self._told.get(what, ("", 0.0))[0]
+
     def clear(self, what: str) -> None:
         """Note that it is well again."""
         self._told.pop(what, None)

@@ -38,6 +38,7 @@ from flintmq.wire.extended import SUB_ORDER, SUB_ORDERED
 log = logging.getLogger("flintmq.client")
 
 OTHER_NAME_COUNT_MAX = 10_000
+SAID_MAX = 5  # of those that are not connected
 TOPIC_CODES = ("E_SUB_ORDER_IS_MUST", "E_SUB_CHANNEL_NOT_REGISTERED")
 """Codes that say something of the topic, not of the nsqd that answers: trying another one is of no use."""
 
@@ -169,6 +170,25 @@ class Subscribing:
             log.info("subscribed to %s/%s on %s", self._settings.topic, self._settings.channel, target)
             self._flow.join(link)
 
+    @property
+    def lacking(self) -> str:
+        """Say where the topic is and this consumer is not, as far as can be known; empty: nowhere."""
+        following, targets = self.following, self._targets.listed
+        if following is None:
+            targets = targets or tuple(Target(address) for address in self._settings.nsqd)
+        elif following.is_blind:
+            return f"no nsqlookupd answers{_because(following.failure)}"
+        elif not targets:
+            return f"the nsqlookupd know no nsqd with the topic{_because(following.topology.reason)}"
+        elif following.topology.missing:
+            partitions = ", ".join(map(str, following.topology.missing))
+            return f"the nsqlookupd know no leader of partition {partitions}"
+        joined = {(link.address, link.partition) for link in self._flow.connections}
+        lacking = [str(target) for target in targets if target not in joined]
+        last = self._failure_log.last
+        said = [f"nsqd {each} is not connected{_because(last(each))}" for each in lacking[:SAID_MAX]]
+        return ", ".join(said) + (f", and {len(lacking) - SAID_MAX} more" if len(lacking) > SAID_MAX else "")
+
     # --- how it ends ---
 
     def note_lost(self) -> None:
@@ -235,6 +255,10 @@ class Subscribing:
             leader = topology.leaders.get(link.partition, link.address)
             if leader != link.address:
                 link.abort(f"partition {link.partition} is led by {leader} now")
+
+
+def _because(reason: str) -> str:
+    return f" ({reason})" if reason else ""
 
 
 def has_partitions(topic: str) -> DiscoveryError:

@@ -10,7 +10,7 @@ from flintmq.client.core.link import Link
 from flintmq.client.options import ConnectionOptions
 from flintmq.errors import FlintError
 from flintmq.wire.commands import PUBLISHING
-from flintmq.wire.frames import error_frame
+from flintmq.wire.frames import error_frame, response_frame
 
 
 class Owner:
@@ -56,3 +56,21 @@ def test_an_nsqd_that_closes_because_of_a_publish_is_well(name: str):
     assert isinstance(answers[0], FlintError)
     assert link.is_lost
     assert link.is_publish_refused
+
+
+@pytest.mark.parametrize("said", [b"TOUCH 0000000000000000 failed ID not in flight", b"TOUCH [48 48 48] failed x"])
+def test_a_probe_is_answered_by_any_nsqd_and_nobody_is_told_of_a_failure(said: bytes):
+    told: list[Any] = []
+    owner: Any = Owner()
+    owner.on_message_failed = lambda *failure: told.append(failure)
+    link = BareLink("127.0.0.1:4150", owner, ConnectionOptions(), lambda: 0.0)
+    answers: list[int] = []
+    link.sub("t", "c", lambda _: None)
+    link.feed(response_frame(b"OK"))
+    link.take_output()
+    link.probe(lambda: answers.append(1))
+    link.probe(lambda: answers.append(2))
+    assert link.take_output() == b"TOUCH 0000000000000000\n" * 2
+    for _ in range(3):
+        link.feed(error_frame("E_TOUCH_FAILED", said.decode()))
+    assert answers == [1, 2] and len(told) == 1, "the third was not asked for"
