@@ -103,6 +103,7 @@ class SyncTicket:
     """One group sync: what to sync was fixed when it was begun.
 
     Attributes:
+        directory: of the log.
         directories: those whose entries changed.
         end_sequence: every sequence below it is durable once :func:`run_tickets` returned.
         segments: the segments it covers, each with its size when the ticket was begun.
@@ -112,11 +113,11 @@ class SyncTicket:
     """
 
     __slots__ = (
-        "_directory",
         "_files",
         "_held",
         "_paths",
         "directories",
+        "directory",
         "end_sequence",
         "is_abandoned",
         "segments",
@@ -135,7 +136,7 @@ class SyncTicket:
         snapshot: bytes | None = None,
     ) -> None:
         self._files = files
-        self._directory = directory
+        self.directory = directory
         self.snapshot = snapshot
         self.snapshot_error: OSError | None = None
         self.directories = directories
@@ -174,7 +175,7 @@ class SyncTicket:
         """Write down what is known of producers, if that is due; everything the ticket covers is durable. Blocks."""
         if self.snapshot is not None:
             try:
-                write_snapshot(self._files, self._directory, self.snapshot)
+                write_snapshot(self._files, self.directory, self.snapshot)
             except OSError as error:  # says nothing about the messages
                 self.snapshot_error = error
 
@@ -679,7 +680,11 @@ class PartitionLog:
     @property
     def has_room(self) -> bool:
         """Whether the disk has room for what is appended at once."""
-        return self._files.free_bytes() >= DISK_RESERVE_BYTES + BATCH_SIZE_MAX
+        return self.has_room_for(BATCH_SIZE_MAX)
+
+    def has_room_for(self, size: int) -> bool:
+        """Return whether the disk has room for so many bytes beside its reserve."""
+        return self._files.free_bytes() >= DISK_RESERVE_BYTES + size
 
     def _write_failed(self, segment: Segment, error: OSError, size: int) -> StorageError:
         if error.errno in _OUT_OF_SPACE or error.errno == errno.EFBIG:
@@ -808,7 +813,8 @@ class PartitionLog:
         if self._has_sync_failed or self._is_closed or not self.is_created or self._lent is not None:
             return None
         segments = [*self._unsynced]
-        if self.synced_sequence < self.next_sequence and not self._active.is_empty:
+        # an empty one as well whose name and header are all that will say how far the log was
+        if self._unsynced if self._active.is_empty else self.synced_sequence < self.next_sequence:
             segments.append(self._active)
         if not segments and not self._is_directory_dirty and not self.producers.is_snapshot_due:
             return None
@@ -1141,7 +1147,8 @@ class PartitionLog:
 
         The deletion is durable after the next sync; until then a power loss may bring segments back.
 
-        A segment that says who published something stays until the next sync has written that down.
+        A segment that says who published something stays until the next sync has written that down; so does the last
+        one in front of an empty active segment, until that is durable.
 
         Raises:
             WriteFailed: a file cannot be deleted; appends go on.
@@ -1151,6 +1158,8 @@ class PartitionLog:
             segment = self._segments[0]
             if self._is_being_synced(segment) or self.producers.needs(segment):
                 break
+            if len(self._segments) == 2 and self._active.is_empty and segment in self._unsynced:
+                break  # a power loss could take the new one's header, which would be all that is left
             self._is_directory_dirty = True
             self._forget_before(segment.end)
             try:

@@ -1105,6 +1105,8 @@ def test_a_rolled_segment_can_be_dropped():
     offset = log.end_offset_bytes
     log.roll()
     assert [info.is_sealed for info in log.segments()] == [True, False]
+    assert log.drop_before(log.next_sequence) == 0, "the new one could be lost with the power, and all that it says"
+    sync(log)
     log.drop_before(log.next_sequence)
     assert log.size_bytes == SEGMENT_HEADER_BYTES
     assert log.start_sequence == log.next_sequence
@@ -1114,6 +1116,23 @@ def test_a_rolled_segment_can_be_dropped():
     batch = log.read(1)
     assert batch is not None
     assert (batch.first, batch.header.offset_bytes) == (first, offset)
+
+
+def test_a_log_that_was_emptied_goes_on_where_it_was_behind_a_power_loss():
+    for seed in range(10):
+        kit = Kit()
+        log = kit.open()
+        fill(log, 3)
+        sync(log)
+        end, offset = log.next_sequence, log.end_offset_bytes
+        log.roll()
+        log.drop_before(end)
+        sync(log)
+        log.drop_before(end)
+        assert log.start_sequence == end
+        lose_power(kit, seed)
+        log = kit.open()
+        assert (log.next_sequence, log.end_offset_bytes) == (end, offset)
 
 
 def test_timestamps_of_segments():

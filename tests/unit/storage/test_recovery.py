@@ -782,6 +782,7 @@ def test_the_virtual_offset_goes_on_when_everything_before_is_gone():
     fill(log, 10)
     offset = log.end_offset_bytes
     log.roll()
+    sync(log)
     log.drop_before(log.next_sequence)
     assert log.start_sequence == log.next_sequence
     sync(log)
