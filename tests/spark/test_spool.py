@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -280,6 +282,58 @@ def test_a_spool_that_was_killed_is_started_again(plain: PlainNsqd, topic: str, 
     until_rows(reading, 200)
     assert reading.spool_process_id != before
     assert_each_once(reading.bodies, 200)
+
+
+def test_a_spool_that_is_killed_while_it_starts_is_started_again(
+    plain: PlainNsqd, topic: str, query: Callable[..., Query], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    mark = tmp_path / "killed"
+    dies_once = f"test -e {mark} || {{ touch {mark}; kill -9 $$; }}; exec {sys.executable} -m flintmq.spool"
+    monkeypatch.setattr("flintmq.spark.spool.COMMAND", ("sh", "-c", dies_once))
+    plain.publish(topic, numbered(0, 100))
+    reading = query(retries=1)
+    until_rows(reading, 100)
+    assert mark.exists()
+    assert_each_once(reading.bodies, 100)
+
+
+def test_a_spool_that_is_always_killed_while_it_starts_is_told(
+    topic: str, query: Callable[..., Query], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("flintmq.spark.spool.COMMAND", ("sh", "-c", "kill -9 $$"))
+    with pytest.raises(SpoolFailed, match=r"signal 9 ended it while it started\. .* start the query again"):
+        query(retries=1).step()
+
+
+@pytest.mark.parametrize("is_published", [False, True])
+def test_a_spool_whose_directory_is_removed_ends_and_finishes_nothing(
+    plain: PlainNsqd, topic: str, query: Callable[..., Query], tmp_path: Path, is_published: bool
+):
+    plain.publish(topic, numbered(0, 10))
+    reading = query()
+    until_rows(reading, 10)
+    in_time(lambda: plain.unfinished(topic, "spark") == 0)
+    shutil.rmtree(tmp_path / "spool")
+    if is_published:
+        plain.publish(topic, numbered(10, 110))
+    with pytest.raises(SpoolFailed, match=r"spoolLocation .*/spool: .*No more messages are finished"):
+        in_time(lambda: reading.step() < 0)
+    assert plain.unfinished(topic, "spark") == (100 if is_published else 0)
+    assert not (tmp_path / "spool").exists()
+
+
+def test_a_file_system_that_is_too_small_is_refused_with_the_number(
+    topic: str, query: Callable[..., Query], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    small = (
+        "import os, sys; from flintmq.spool import process; "
+        "os.statvfs = lambda _path: os.statvfs_result((4096, 4096, 1500, 1500, 1500, 9, 9, 9, 0, 255)); "
+        "sys.exit(process.main())"
+    )
+    monkeypatch.setattr("flintmq.spark.spool.COMMAND", (sys.executable, "-c", small))
+    with pytest.raises(SpoolFailed, match="has 6144000 bytes in all, a spool needs at least 71303168, of which"):
+        query().step()
+    assert list((tmp_path / "spool").iterdir()) == []
 
 
 def test_kills_leave_no_tokens_behind(

@@ -21,6 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -80,6 +81,7 @@ class SpoolProcess:
         self._spool: Spool | None = None
         self._said: deque[str] = deque(maxlen=LAST_WORDS)
         self._failed = ""  # why it is about to end by itself
+        self._was_slow = False  # it was ended from here because it did not say where it listens
         self._port = 0
         self._token_place: TokenPlace | None = None
 
@@ -110,10 +112,13 @@ class SpoolProcess:
                 self._spool = self._start()
                 return self._spool
             except SpoolFailed as error:
-                process = self._process
-                if process is None or process.returncode != EXIT_TAKEN:
+                code = 0 if self._process is None else self._process.returncode
+                is_killed = code < 0 and not self._was_slow
+                if code != EXIT_TAKEN and not is_killed:
                     raise
-                retries.failed(error, "starting the spool")  # that of a killed driver may be about to end
+                retries.failed(
+                    error, "starting the spool"
+                )  # that of a killed driver may be about to end; who kills may stop
 
     def check(self) -> None:
         """Say why it has ended, if it has; called when it does not answer.
@@ -123,8 +128,8 @@ class SpoolProcess:
         """
         if self._process is None:
             return
-        if self._failed and self._process.stdin is not None:
-            self._process.stdin.close()  # it is heard, and need not be there any longer
+        if self._failed:
+            _close_input(self._process)  # it is heard, and need not be there any longer
         try:
             code = self._process.wait(ENDING_S)  # its listener is gone before it is
         except subprocess.TimeoutExpired:
@@ -138,8 +143,7 @@ class SpoolProcess:
         process, self._process, self._spool = self._process, None, None
         if process is None:
             return
-        assert process.stdin is not None
-        process.stdin.close()
+        _close_input(process)
         try:
             process.wait(END_S)
         except subprocess.TimeoutExpired:
@@ -178,6 +182,7 @@ class SpoolProcess:
         }
         self._said.clear()
         self._failed = ""
+        self._was_slow = False
         process = self._process = subprocess.Popen(
             [*COMMAND],
             stdin=subprocess.PIPE,
@@ -200,6 +205,7 @@ class SpoolProcess:
             address, logs = str(ready["address"]), {str(topic): str(each) for topic, each in ready["logs"].items()}
         except (*UNREADABLE_JSON, KeyError, TypeError, AttributeError):
             self._end(process)
+            _close_input(process)
             listener.join(END_S)
             raise SpoolFailed(self._reason()) from None
         threading.Thread(target=self._hear, args=(process,), name="spool", daemon=True).start()
@@ -211,6 +217,7 @@ class SpoolProcess:
         try:
             process.wait(0.0 if process.poll() is not None else 1.0)
         except subprocess.TimeoutExpired:
+            self._was_slow = True
             process.kill()
             process.wait()
 
@@ -237,7 +244,21 @@ class SpoolProcess:
         if self._failed:
             return with_spark_names(self._failed)
         code = None if self._process is None else self._process.returncode
+        if self._was_slow:
+            last = f"; its last line was: {with_spark_names(self._said[-1])}" if self._said else ""
+            return f"it did not say within {START_S:g} s where it listens, and was ended{last}"
+        if code is not None and code < 0:
+            return (
+                f"signal {-code} ended it while it started. Was the driver's host or container short of memory (the "
+                "kernel's log says so), or did somebody kill it? Nothing is lost: start the query again"
+            )
         return with_spark_names(self._said[-1]) if self._said else f"it said nothing (exit code {code})"
+
+
+def _close_input(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):  # it was killed before it had read what was said
+        process.stdin.close()
 
 
 def _environment() -> dict[str, str]:

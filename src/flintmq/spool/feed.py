@@ -4,8 +4,8 @@ With ``is_kept`` the log is on disk and safe is what was synced; else it is in m
 passed, which Spark moves when a micro-batch is committed.
 
 The rules of this file: what cannot be stored is given back, and no more is asked for until it can be; a log whose disk
-failed ends the spool. Everything but syncs happens on the event loop. Frames are stored as they came, and no step of
-Python is made for each.
+failed, or whose files are not where they were, ends the spool, and nothing of it is finished any more. Everything but
+syncs happens on the event loop. Frames are stored as they came, and no step of Python is made for each.
 
 Source: docs/decisions/0032.
 """
@@ -29,6 +29,7 @@ from flintmq.limits import MESSAGE_ID_SIZE
 from flintmq.message import ID_POSITION, frame_sizes, internal_id
 from flintmq.spool.held import Held, Same
 from flintmq.storage import MemoryLog, PartitionLog
+from flintmq.storage.partition_log import SyncTicket
 
 RETRY_S = 2.0
 """A full disk is looked at again after so long, and what was given back comes after it."""
@@ -95,6 +96,8 @@ class Feed:
         quiet_s: so long nothing old has to come before everything has.
         is_ending: find out when everything has come.
         fail: called with what ends the spool.
+        gone: says, of the path of a file that was synced, why the next start would not find it; empty when it would.
+            Blocks; called in a worker thread.
 
     Attributes:
         floor: everything below it was read and committed.
@@ -115,6 +118,7 @@ class Feed:
         quiet_s: float,
         is_ending: bool,
         fail: Callable[[FlintError], object],
+        gone: Callable[[str], str] = lambda _path: "",
     ) -> None:
         self.topic = topic
         self.log = partition_log
@@ -127,10 +131,12 @@ class Feed:
         self._quiet_s = quiet_s
         self._is_ending = is_ending
         self._fail = fail
+        self._gone = gone
         self._held = Held(in_flight_max)
         self._loop = asyncio.get_running_loop()
         self._sync_task: asyncio.Task[None] | None = None
         self._retry: asyncio.TimerHandle | None = None
+        self._refused_bytes = 0  # what there was no room for
         self._began_ns = env.clock.wall_ns()
         self._old_at = self._loop.time()
         self._probes: dict[Link, _Probe] = {}
@@ -266,8 +272,8 @@ class Feed:
         held.add(partition_log.next_sequence, link, run.timestamps, run.ids, now, is_again=known is not None)
         if not self._is_kept:
             partition_log.advance_committed(partition_log.next_sequence)
-        elif self._sync_task is None:
-            self._sync_task = self._loop.create_task(self._sync())
+        else:
+            self._start_sync()
         self._look_at_room()
 
     def _give_back(self, delivery: Delivery, ids: Sequence[bytes], error: StorageError) -> None:
@@ -279,20 +285,30 @@ class Feed:
         elif self._retry is None:
             log.error("topic %s: %s; messages stay in nsqd until there is room", self.topic, error)
             self.consumer.pause()
+            self._refused_bytes = error.size_bytes if isinstance(error, DiskFull) else 0
             self._retry = self._loop.call_later(RETRY_S, self._try_again)
             self._disk_at = self._loop.time()
             if not self._disk_error:
                 self._disk_since = self._disk_at
             self._disk_error = f"the disk of the spool has no room ({error})"
+            self._drop()
 
     def _try_again(self) -> None:
-        self._retry = None
-        if isinstance(self.log, PartitionLog) and not self.log.has_room:
+        if not self._has_room():
             self._retry = self._loop.call_later(RETRY_S, self._try_again)
+            self._drop()
             return
         self._disk_at = self._loop.time()
+        self._retry = None
         log.warning("topic %s: there is room again", self.topic)
         self._ask_for_more()
+
+    def _has_room(self) -> bool:
+        """Return whether it is worth asking for more: there is much room, or all that this log can make."""
+        if not isinstance(self.log, PartitionLog) or self.log.has_room:
+            return True
+        is_empty = self.log.start_sequence == self.log.next_sequence
+        return is_empty and self.log.has_room_for(self._refused_bytes)
 
     def _ask_for_more(self) -> None:
         if self._retry is None and not self.is_full:
@@ -310,6 +326,16 @@ class Feed:
 
     # -- what is safe --------------------------------------------------------------------------------------------------
 
+    def _start_sync(self) -> None:
+        if self._sync_task is None:
+            self._sync_task = self._loop.create_task(self._sync())
+
+    def _sync_files(self, ticket: SyncTicket) -> None:
+        ticket.run()
+        gone = self._gone(ticket.segments[-1][0].path if ticket.segments else ticket.directory)
+        if gone:
+            raise OSError(gone)
+
     async def _sync(self) -> None:
         partition_log = self.log
         assert isinstance(partition_log, PartitionLog), "what is in memory is not synced"
@@ -317,7 +343,7 @@ class Feed:
             while (ticket := partition_log.begin_sync()) is not None:
                 error: OSError | None = None
                 try:
-                    await self._env.run_blocking(ticket.run)
+                    await self._env.run_blocking(self._sync_files, ticket)
                 except OSError as failed:
                     error = failed
                 partition_log.finish_sync(ticket, error)
@@ -345,9 +371,22 @@ class Feed:
     def _drop(self) -> None:
         try:
             self.log.drop_before(self.floor)
+            self._seal_what_was_read()
+        except DiskFull:
+            pass  # that was told of
         except StorageError as error:
             log.error("topic %s: what has been read stays on the disk: %s", self.topic, error)
         self._look_at_room()
+
+    def _seal_what_was_read(self) -> None:
+        """On a full disk let the active segment go as well once all of it was read: nothing else may make room."""
+        partition_log = self.log
+        if self._retry is None or not isinstance(partition_log, PartitionLog) or partition_log.failed is not None:
+            return
+        *_, active = partition_log.segments()
+        if active.first_sequence < active.end_sequence <= self.floor and not partition_log.is_syncing:
+            partition_log.roll()
+            self._start_sync()  # which drops it in the end
 
     def tick(self) -> None:
         """Touch what waits, and ask nsqd if it is to be known; to be called every ``TICK_S``."""

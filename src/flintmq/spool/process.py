@@ -39,7 +39,7 @@ from flintmq.client.aio.consumer import BulkConsumer
 from flintmq.client.core.subscribing import EXTEND_CODES
 from flintmq.env import Env
 from flintmq.errors import UNREADABLE_JSON, DataPathLocked, FlintError, NsqdError, StorageError
-from flintmq.limits import BATCH_SIZE_MAX
+from flintmq.limits import BATCH_SIZE_MAX, DISK_RESERVE_BYTES
 from flintmq.net.address import ListenFailed
 from flintmq.net.listen import listen
 from flintmq.net.loop import loop_factory
@@ -59,6 +59,10 @@ SEGMENTS_MIN = 8  # of the most bytes that are kept, so that what is read can go
 FRAME_SIZE_MAX = BATCH_SIZE_MAX - (1 << 20)
 SETTINGS_SIZE_MAX = 1 << 20
 STATE_INTERVAL_S = 0.5
+LOOK_S = 1.0
+"""Between two looks whether the directory is still where it was; besides, each sync looks before it counts."""
+DISK_BYTES_MIN = DISK_RESERVE_BYTES + (4 << 20)
+"""A smaller file system has no room for messages beside the reserve, however empty it is."""
 STATE_SLOW_S = 5.0
 """So long the end waits for a write of ``spool.json`` before it says so."""
 HEARD_S = 5.0
@@ -220,6 +224,7 @@ class Spool:
             quiet_s=self._quiet_s,
             is_ending=self._settings.ends,
             fail=self._fail,
+            gone=self._gone,
         )
 
     def _consumer(self, topic: str, has_headers: bool) -> BulkConsumer:
@@ -260,6 +265,8 @@ class Spool:
         threading.Thread(target=_wait_for_end, args=(loop, self._stop), name="stdin", daemon=True).start()
         tasks = [loop.create_task(self._consume(feed)) for feed in self._feeds.values()]
         tasks.append(loop.create_task(self._tick()))
+        if self._files is not None:
+            tasks.append(loop.create_task(self._watch()))
         writer = loop.create_task(self._write_states())
         for task in (*tasks, writer):
             task.add_done_callback(self._task_ended)
@@ -365,6 +372,32 @@ class Spool:
             for feed in self._feeds.values():
                 feed.tick()
 
+    def _gone(self, path: str) -> str:
+        """Say why the next start would not find something in the directory; empty when it would. Blocks."""
+        files = self._files
+        assert files is not None, "what is in memory has no place"
+        if not files.displaced() and files.exists(path):
+            return ""
+        what = f"{path} in it is not there any more" if not files.displaced() else "it is not there any more"
+        return (
+            f"spoolLocation {files.root}: {what}: it was removed, moved, or something was mounted over it. No more "
+            "messages are finished in nsqd. Put it back and start the query again; if it cannot be, what was stored "
+            "there and not yet read is lost: start with failOnDataLoss=false, or a new checkpoint"
+        )
+
+    async def _watch(self) -> None:
+        """Look now and then whether all is still there: what is finished in nsqd is nowhere else.
+
+        Raises:
+            StorageError: it is not.
+        """
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for feed in self._feeds.values():
+                gone = await self._env.run_blocking(self._gone, f"t-{feed.topic}")
+                if gone:
+                    raise StorageError(gone)
+
     # -- what is known over a restart ---------------------------------------------------------------------------------
 
     def _moved(self) -> None:
@@ -414,6 +447,14 @@ def _say(what: dict[str, Any]) -> None:
 def _open(directory: str) -> OsFiles:
     try:
         os.makedirs(directory, mode=0o700, exist_ok=True)
+        info = os.statvfs(directory)
+        if 0 < info.f_blocks * info.f_frsize < DISK_BYTES_MIN:  # 0: it does not say
+            size = info.f_blocks * info.f_frsize
+            raise NotThisSpool(
+                directory,
+                f"its file system has {size} bytes in all, a spool needs at least {DISK_BYTES_MIN}, of which "
+                f"{DISK_RESERVE_BYTES} always stay free: choose a larger one, or mode=direct",
+            )
         return OsFiles(directory)
     except DataPathLocked as error:
         reason = "another process has it: each query needs a directory and a channel of its own"

@@ -478,7 +478,7 @@ class OsFiles:
         is stored, so that it can be deleted. A file system that compresses keeps no room by this.
         """
         try:
-            if not self._exists(RESERVE_NAME) and self.free_bytes() >= DISK_RESERVE_BYTES:
+            if not self.exists(RESERVE_NAME) and self.free_bytes() >= DISK_RESERVE_BYTES:
                 with contextlib.closing(self.open(RESERVE_NAME, create=True)) as file:
                     file.write_at(0, bytes(_RESERVE_BYTES))
         except OSError as error:
@@ -487,7 +487,7 @@ class OsFiles:
 
     def _give_up_reserve(self) -> None:
         try:
-            if self.free_bytes() < _RESERVE_BYTES and self._exists(RESERVE_NAME):
+            if self.free_bytes() < _RESERVE_BYTES and self.exists(RESERVE_NAME):
                 self.remove(RESERVE_NAME)
                 log.warning("%s: the disk is full; %s was deleted, to start all the same", self.root, RESERVE_NAME)
         except OSError as error:
@@ -508,7 +508,8 @@ class OsFiles:
             error.filename = absolute
             raise
 
-    def _exists(self, path: str) -> bool:
+    def exists(self, path: str) -> bool:
+        """Return whether there is a file or directory of this name. Blocks."""
         try:
             os.stat(path, dir_fd=self._directory_fd)
         except OSError:

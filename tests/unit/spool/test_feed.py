@@ -394,6 +394,50 @@ async def test_what_the_disk_has_not_got_yet_is_not_the_end(monkeypatch):
     await world.feed.close()
 
 
+async def test_a_disk_that_is_full_of_what_was_read_gets_room_again(monkeypatch):
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+    world = World(MemoryDisk())
+    world.disk.set_free_bytes(DISK_RESERVE_BYTES + (1 << 20))
+    count = 0
+    while not world.consumer.is_paused:
+        world.deliver(count + 1, count + 2, size=100 << 10)
+        await world.settle()
+        count += 1
+    assert world.link.requeued == ids(count, count + 1) and world.link.finished == ids(1, count)
+    world.feed.move(count - 1)
+    await world.settle()
+    assert world.feed.log.start_sequence == 1, "not all of it was read"
+    world.feed.move(count)
+    async with asyncio.timeout(60):
+        while world.consumer.is_paused:
+            await asyncio.sleep(0.01)
+    assert world.feed.log.start_sequence == count
+    world.deliver(count, count + 1, attempts=2, size=100 << 10)
+    await world.settle()
+    assert world.link.finished == ids(1, count + 1) and world.failures == []
+    await world.feed.close()
+
+
+async def test_what_is_synced_to_a_place_that_is_gone_is_not_finished():
+    world = World(MemoryDisk())
+    world.deliver(1, 11)
+    await world.settle()
+    looked: list[str] = []
+
+    def gone(path: str) -> str:
+        looked.append(path)
+        return "spoolLocation is not there any more"
+
+    world.feed._gone = gone
+    world.deliver(11, 21)
+    await world.settle()
+    world.deliver(21, 31)
+    await world.feed.close()
+    assert world.link.finished == ids(1, 11) and world.link.requeued == [*ids(21, 31), *ids(11, 21)]
+    assert looked == ["t-x/00000000000000000001.log"]
+    assert "spoolLocation is not there any more" in str(world.failures[0])
+
+
 @pytest.mark.parametrize("kind", ["write", "sync"])
 async def test_a_disk_that_fails_ends_it_and_finishes_nothing(kind: Any):
     world = World(MemoryDisk())

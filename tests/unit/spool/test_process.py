@@ -29,6 +29,7 @@ class World:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "STATE_INTERVAL_S", 0.001)
+        monkeypatch.setattr(module, "LOOK_S", 3600.0)  # a disk in memory does not go away
         monkeypatch.setattr(module, "_wait_for_end", lambda *_: None)  # standard input is pytest's
         settings = Settings(
             directory="/spool", token_file="", topics=[], channel="c", nsqd=[], lookupd=[], max_in_flight=1,
