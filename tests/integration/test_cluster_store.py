@@ -7,14 +7,19 @@ Source: docs/decisions/0016, 0017.
 
 from __future__ import annotations
 
+import shlex
 import shutil
+import subprocess
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 from tests.integration.daemons import Cluster, Daemons, Nsqd, running_cluster, wait_until
 from tests.integration.etcd import Etcd
 from tests.integration.test_cluster import Publisher, _consumer, _received
+from tests.integration.test_docs import BLOCKS
 from tests.integration.test_doctor import Report, address_of
+from tests.integration.utilities import end, is_finished, started
 
 _topics = (f"stored{number}" for number in count())
 
@@ -149,6 +154,47 @@ def test_nodes_begin_anew_with_an_empty_store_when_they_are_told_to(tmp_path: Pa
         assert expected in alone.log and not [*(tmp_path / "aside").glob("*.bad")], "nothing was there that is damaged"
         with _consumer(alone, topic) as connection:
             _received(connection, set(publisher.acknowledged))
+
+
+def test_what_was_set_aside_is_read_back_with_the_commands_of_the_page(tmp_path: Path, daemons: Daemons) -> None:
+    """Of a topic with partitions: one of them alone, as the page has it, and all."""
+    topic, bodies = next(_topics), {number: [b"%d-%d" % (number, each) for each in range(20)] for number in range(3)}
+    with running_cluster(tmp_path, copies_on=1) as cluster:
+        (node,) = cluster.nodes
+        cluster.create(topic, 3, copies=1)
+        for number, each in bodies.items():
+            path = f"/mpub?topic={topic}&partition={number}"
+            wait_until(lambda t=path, b=each: node.post(t, b"\n".join(b)).status == 200, "published")  # type: ignore[misc]
+        _stop(cluster)
+        shutil.rmtree(_store_path(cluster))
+        _store_path(cluster).mkdir()
+        for name in ("cluster.id", "cluster.mark"):
+            (node.data_path / name).unlink()
+        _start(cluster)
+        wait_until(lambda: len(_aside(node)) == len(bodies), lambda: node.log)
+    (block,) = (each.text for each in BLOCKS if each.page == "docs/cluster.md" and "set-aside" in each.text)
+    for numbers in ([2], [0, 1, 2]):
+        aside = tmp_path / f"aside-{len(numbers)}"
+        text = block.replace("/var/lib/aside", str(aside)).replace("/var/lib/nsqd", str(node.data_path))
+        make, copy, serve, forward = (shlex.split(line.replace("orders", topic)) for line in text.splitlines())
+        subprocess.run(make, check=True)
+        for number in numbers:
+            subprocess.run([word.replace("p-0002", f"p-{number:04d}") for word in copy], check=True)
+        alone = daemons.nsqd(*(word for word in serve[1:] if "-address=" not in word and "data-path" not in word),
+                             data_path=aside)  # fmt: skip
+        target = daemons.nsqd()
+        at_places = {"127.0.0.1:5150": address_of(alone.tcp), "10.0.0.11:4150": address_of(target.tcp)}
+        words = [f"{flag}={at_places.get(value, value)}" for flag, _, value in (w.partition("=") for w in forward[1:])]
+        expected = sorted(body for number in numbers for body in bodies[number])
+        log = tmp_path / f"forward-{len(numbers)}.log"
+        with started("nsq_to_nsq", *words, log=log) as process:
+            wait_until(partial(is_finished, alone, topic, "back", len(expected)), log.read_text)
+            end(process)
+        assert "E_FIN_FAILED" not in log.read_text() and "E_INVALID" not in log.read_text()
+        with target.connect() as connection:
+            connection.subscribe(topic, "look", len(expected))
+            assert sorted(connection.message().body for _ in expected) == expected
+            connection.nothing_comes()
 
 
 def _move(cluster: Cluster, topic: str) -> Nsqd:

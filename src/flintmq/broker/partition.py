@@ -221,6 +221,8 @@ class Partition:
     def meta(self, meta: TopicMeta) -> None:
         self._meta = meta
         self.log.layout = (RAW_IDS if meta.has_raw_ids else 0) | (EXTENDED if meta.extend_support else 0)
+        if isinstance(self.log, PartitionLog):
+            self.log.expect_layout(self.log.layout)
         prefix = (bytes(TRACE_ID_SIZE) if meta.has_raw_ids else b"") + (EMPTY_HEADERS if meta.extend_support else b"")
         self.prefix = prefix or None
 

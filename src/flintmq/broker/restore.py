@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
+from flintmq.batch import EXTENDED, RAW_IDS
 from flintmq.broker.channels import Channels
 from flintmq.broker.delayed import DelayedNotes
 from flintmq.broker.log_marks import LogMarks
@@ -19,13 +20,14 @@ from flintmq.broker.lost import Losses
 from flintmq.broker.metadata import Metadata
 from flintmq.broker.partition import Partition
 from flintmq.broker.progress import Progress
+from flintmq.broker.stored_layout import stored_layout
 from flintmq.broker.topic import Topic
 from flintmq.broker.topic_settings import TopicSettings
 from flintmq.errors import StorageError
 from flintmq.storage import LogPlace, PartitionLog
 from flintmq.storage.channel_store import StoredChannel, StoredCursor, StoredLog, StoredTopics
-from flintmq.storage.records import DeleteChannel, DeleteProgress, DeleteTopic, PutSettings, PutTopic
-from flintmq.topic_meta import PLAIN
+from flintmq.storage.records import DeleteChannel, DeleteProgress, DeleteTopic, PutSettings, PutTopic, PutTopicMeta
+from flintmq.topic_meta import PLAIN, TopicMeta
 
 _NO_MARK = StoredLog(0, 1, 1)
 _Key = tuple[str, int]  # a topic and the number of a partition
@@ -107,7 +109,10 @@ class Restore:
         opened, told = self._logs.open_all(places, wall_ns)
         logs = iter(opened)
         for name, numbers in found.items():
-            yield self._topic(name, {n: next(logs) for n in numbers}, told, channels.get(name, {}))
+            own_logs = {n: next(logs) for n in numbers}
+            if name not in stored.topics and name not in stored.metas:
+                self._find_meta(name, own_logs)
+            yield self._topic(name, own_logs, told, channels.get(name, {}))
         self._logs.start_ended()
 
     def _is_stray(self, name: str, number: int, is_replicated: bool) -> bool:
@@ -150,6 +155,25 @@ class Restore:
         durable_end = mark.written if stored.is_same_boot else mark.synced
         return LogPlace(log_directory(name, number), number, first, durable_end)
 
+    def _find_meta(self, name: str, logs: dict[int, PartitionLog]) -> None:
+        """Find out what a topic is that no row tells of, by what is stored of it: its directories may have been put
+        here, such as those of copies that were set aside. Blocks.
+        """
+        stored = self._stored
+        layouts = {number: stored_layout(log) for number, log in logs.items()}
+        has_raw_ids = any(layout.flags & RAW_IDS for layout in layouts.values())
+        meta = TopicMeta(
+            partition_num=max(logs) + 1 if has_raw_ids else 0,
+            extend_support=any(layout.flags & EXTENDED for layout in layouts.values()),
+        )
+        if meta == PLAIN and list(logs) == [0]:
+            return
+        stored.metas[name] = meta, list(logs)
+        if meta.extend_support:
+            for number, layout in layouts.items():
+                if layout.headers_from:
+                    stored.headers_from[name, number] = layout.headers_from
+
     def _topic(
         self,
         name: str,
@@ -164,7 +188,10 @@ class Restore:
         topic.is_starting = not topic.paused and any(p.paused_at is not None for p in partitions.values())
         if name not in stored.topics:
             self._metadata.put(PutTopic(name, False))
-            topic.hold_back()  # it died before anything but its log was on disk
+            if name in stored.metas:
+                from_where = {n: each.headers_from for n, each in partitions.items() if each.headers_from}
+                self._metadata.put(PutTopicMeta.of(name, meta, partitions, from_where))
+            topic.hold_back()  # it died before anything but its log was on disk, or its directories were put here
             for partition in partitions.values():
                 self._metadata.put_backlog(partition)
         for channel_name, parts in channels.items():

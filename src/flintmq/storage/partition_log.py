@@ -22,9 +22,11 @@ from dataclasses import dataclass
 from struct import Struct
 
 from flintmq.batch import (
+    EXTENDED,
     FLAGS_POSITION,
     HEADER_BYTES,
     PREFIX_BYTES_MIN,
+    RAW_IDS,
     UNIFORM,
     Batch,
     BatchError,
@@ -299,6 +301,7 @@ class PartitionLog:
         self._tail_bytes = 0
         self._chunk_firsts: list[int] = []
         self._chunks: dict[int, _Chunk] = {}
+        self._expected: int | None = None  # LAYOUT_FLAGS of the topic; None: not known, nobody delivers from it
         self._adopt(recovered)
 
     def _adopt(self, recovered: Recovered) -> None:
@@ -986,7 +989,40 @@ class PartitionLog:
             return []
         data, run, _position = found
         skipped = bisect_right(run.first_ids, self._id_base | sequence)
-        return decode_run(data, [*run.positions[max(skipped - 1, 0) :], run.position])
+        batches = decode_run(data, [*run.positions[max(skipped - 1, 0) :], run.position])
+        return batches if self._expected is None else self._fitting(batches, self._expected)
+
+    def expect_layout(self, layout: int) -> None:
+        """Return no batch from now on that is laid out as no message of the topic can be: :meth:`read` fails at it.
+
+        Args:
+            layout: RAW_IDS: all have such ids, without it none has; EXTENDED: some may have headers, else none has.
+        """
+        if layout != self._expected:
+            self._expected = layout
+            self._forget_chunks()
+
+    def _fitting(self, batches: list[Batch], layout: int) -> list[Batch]:
+        """Return the batches before the first one that does not fit."""
+        for number, batch in enumerate(batches):
+            flags = batch.header.flags
+            if (flags ^ layout) & RAW_IDS or flags & EXTENDED & ~layout:
+                if number:
+                    return batches[:number]
+                raise self._misfit(batch.first, flags, layout)
+        return batches
+
+    def _misfit(self, sequence: int, flags: int, layout: int) -> StorageError:
+        if (flags ^ layout) & RAW_IDS:
+            kinds = ("a plain topic", "a topic with partitions")
+            theirs, ours = kinds[bool(flags & RAW_IDS)], kinds[bool(layout & RAW_IDS)]
+        else:
+            theirs, ours = "a topic with headers", "one without"
+        return StorageError(
+            f"{self.directory}: messages from sequence {sequence} on are those of {theirs}, and here the topic is "
+            f"{ours}: they are kept, and not delivered. To read them, stop this nsqd, move the directory to the same "
+            "place in a data directory that is empty, and start an nsqd with that; it finds out what the topic is"
+        )
 
     def _next_run(self, sequence: int, size: int, stop: int) -> Found | None:
         """The next good batches at or after ``sequence``, in any segment; none that starts at or beyond ``stop``."""
