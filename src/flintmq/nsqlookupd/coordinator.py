@@ -802,7 +802,7 @@ class Coordinator:
         """
         await self._until(lambda: not self.unready(topic) or not self.is_master, CREATED_WITHIN_S)
         unready = self.unready(topic)
-        if unready and self.is_master:
+        if unready:
             reasons = "; ".join(f"partition {number}: {reason}" for number, reason in list(unready.items())[:3])
             raise NotDone(f"it is begun, and topic {topic} cannot be written to completely yet: {reasons}; ask again")
 
@@ -825,6 +825,11 @@ class Coordinator:
             keys = [key for key in self.view.unreadable if self._keys.partitions(topic).has(key)]
             left = f": {self.view.unreadable[keys[0]]}" if keys else ""
             raise NotDone(f"topic {topic} is being deleted, and something of it is left{left}; ask again")
+        if not is_gone():
+            raise NotDone(
+                f"topic {topic} is being deleted, and something of it is left; this nsqlookupd is not the master any "
+                "more, and whoever is it next goes on with that: ask again"
+            )
 
     async def until_seen(self, topic: str, is_there: bool) -> None:
         """Wait until what the master has done is known here as well, or it has taken too long."""
