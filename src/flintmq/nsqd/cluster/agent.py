@@ -382,14 +382,13 @@ class Agent:
         self._record = msgspec.structs.replace(self._record, is_draining=True, is_ending=True)
         self._tasks.begin(self._lease.update(self._record), "telling the cluster that this node ends")
         began = changed = loop.time()
-        left = self._remaining()
+        asked = left = self._remaining()
         log.info("CLUSTER: this node ends: others take over %d partitions", left)
         while left and loop.time() < min(began + HAND_OVER_S_MAX, changed + HAND_OVER_STUCK_S):
             await asyncio.sleep(HANDED_LOOK_S)
             before, left = left, self._remaining()
             changed = loop.time() if left < before else changed
-        what = f"{left} are left" if left else "all of them"
-        log.info("CLUSTER: others have taken over in %.3f s: %s", loop.time() - began, what)
+        log.info("CLUSTER: %s", handed_over(asked, left, loop.time() - began))
 
     async def answered(self) -> None:
         """Wait until everybody is told what became of what was published here, for ``ENDED_S_MAX`` at most."""
@@ -672,3 +671,10 @@ class Agent:
             self.serving.tick()
         except Exception as error:
             log.error("CLUSTER: %r", error, exc_info=error)
+
+
+def handed_over(asked: int, left: int, took_s: float) -> str:
+    """Say what became of the partitions that others were to take over, for the log; ``left`` were not taken over."""
+    if not left:
+        return f"others have taken over all of them in {took_s:.3f} s"
+    return f"others have not taken over {left} of {asked} partitions in {took_s:.3f} s, and this node ends without that"

@@ -23,7 +23,7 @@ from flintmq.cluster.state import LEASE_TTL_S, ClusterRecord, LookupdRecord, Par
 from flintmq.cluster.store import OutcomeUnknown, Span, StoreUnavailable, Txn
 from flintmq.errors import DiskFull, RemoteProtocolError, StorageError, WriteFailed
 from flintmq.net.membership import Replaced
-from flintmq.nsqd.cluster.agent import Agent
+from flintmq.nsqd.cluster.agent import Agent, handed_over
 from flintmq.nsqd.cluster.damaged import DISK_TICKS
 from flintmq.nsqd.cluster.followings import DISK_IS_DEAD
 from flintmq.nsqd.cluster.rounds import SLICE_COUNT
@@ -859,3 +859,8 @@ def test_a_copy_that_was_set_aside_is_not_begun_anew_by_who_is_in_sync(case: Cas
     case.hear()
     case.settle()
     assert case.copy is None
+
+
+def test_it_is_said_whether_others_have_taken_over() -> None:
+    assert handed_over(3, 0, 0.25) == "others have taken over all of them in 0.250 s"
+    assert handed_over(3, 2, 0.703).startswith("others have not taken over 2 of 3 partitions in 0.703 s")
