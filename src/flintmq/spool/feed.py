@@ -32,7 +32,9 @@ from flintmq.storage import MemoryLog, PartitionLog
 from flintmq.storage.partition_log import SyncTicket
 
 RETRY_S = 2.0
-"""A full disk is looked at again after so long, and what was given back comes after it."""
+"""A full disk is looked at again after so long."""
+BACK_S = 2 * RETRY_S
+"""What was given back comes again after so long."""
 TICK_S = 0.1
 PROBES = 4
 PROBE_S = 0.25
@@ -139,6 +141,7 @@ class Feed:
         self._refused_bytes = 0  # what there was no room for
         self._began_ns = env.clock.wall_ns()
         self._old_at = self._loop.time()
+        self._back_at = self._old_at  # what was given back has come again, if nothing keeps it
         self._probes: dict[Link, _Probe] = {}
         self._waits_for = ""
         self._waits_since = 0.0
@@ -170,7 +173,7 @@ class Feed:
             return False
         if not self._is_kept and self.consumer.is_starved:  # nsqd waits for what Spark has not committed
             return False
-        if self._loop.time() - self._old_at < self._quiet_s:
+        if self._silent_s < self._quiet_s:
             return False
         return all(link in self._probes and self._probes[link].count >= PROBES for link in self.consumer.links)
 
@@ -182,6 +185,11 @@ class Feed:
             return self._disk_error, now - self._disk_since
         return self._waits_for, now - self._waits_since if self._waits_for else 0.0
 
+    @property
+    def _silent_s(self) -> float:
+        """Seconds in which nothing old has come that might have; below 0 where it is still to come again."""
+        return self._loop.time() - max(self._old_at, self._back_at)
+
     def _heard_old(self) -> None:
         self._old_at = self._loop.time()
         for probe in self._probes.values():
@@ -191,7 +199,7 @@ class Feed:
         """Ask each nsqd that is silent whether it is there."""
         now, consumer = self._loop.time(), self.consumer
         self._probes = {link: self._probes.get(link) or _Probe(now) for link in consumer.links}
-        if now - self._old_at < max(PROBE_S, self._quiet_s - PROBES * PROBE_S):
+        if self._silent_s < max(PROBE_S, self._quiet_s - PROBES * PROBE_S):
             return
         for link, probe in self._probes.items():
             if probe.is_open or probe.count >= PROBES or now - probe.at < PROBE_S:
@@ -279,7 +287,8 @@ class Feed:
     def _give_back(self, delivery: Delivery, ids: Sequence[bytes], error: StorageError) -> None:
         """Have nsqd keep what cannot be stored, and deliver it again later."""
         for message_id in ids:
-            delivery.link.requeue(message_id, round(2000 * RETRY_S))
+            delivery.link.requeue(message_id, round(1000 * BACK_S))
+        self._back_at = self._loop.time() + BACK_S
         if self.log.failed is not None:
             self._fail(WriteFailed(self.topic, self.log.failed))
         elif self._retry is None:

@@ -346,6 +346,22 @@ async def test_a_full_disk_gives_messages_back_and_is_tried_again(monkeypatch):
     await world.feed.close()
 
 
+@pytest.mark.parametrize("back_s", [3600.0, 0.0])
+async def test_silence_is_no_end_while_what_was_given_back_is_to_come_again(monkeypatch, back_s: float):
+    for name, value in (("RETRY_S", 0.01), ("PROBE_S", 0.0), ("BACK_S", back_s)):
+        monkeypatch.setattr(module, name, value)
+    world = World(MemoryDisk())
+    world.disk.set_free_bytes(DISK_RESERVE_BYTES)
+    world.deliver(1, 11)
+    world.disk.set_free_bytes(1 << 40)
+    async with asyncio.timeout(60):
+        while world.consumer.is_paused:
+            await asyncio.sleep(0.01)
+    world.tick(2 * module.PROBES)
+    assert world.feed.is_caught_up == (not back_s)
+    await world.feed.close()
+
+
 async def test_silence_is_the_end_when_every_nsqd_has_answered_in_it_again_and_again(monkeypatch):
     monkeypatch.setattr(module, "PROBE_S", 0.0)
     world = World(MemoryDisk())
