@@ -22,7 +22,7 @@ from tests.integration.auth_server import EVERYTHING, SECRET, AuthServer
 from tests.integration.daemons import PATIENCE_S, SOON_S, Daemons, Nsqd
 from tests.integration.test_client import address_of, has_grown, until
 
-from flintmq import ConnectionFailed, ConnectionOptions, Consumer, NsqdError, Producer, PublishRefused
+from flintmq import ConnectionFailed, ConnectionOptions, Consumer, NsqdError, Producer, PublishRefused, sync
 from flintmq.client.security import TlsRefused
 
 NOISE = random.Random(4711).randbytes(900_000)
@@ -427,6 +427,30 @@ def test_a_permission_that_ends_while_publishing(daemons: Daemons, guard: Guard,
 
     asyncio.run(main())
     assert nsqd.stats(topic)["message_count"] == 2
+
+
+def test_an_outage_of_the_auth_server_when_a_permission_ends(daemons: Daemons, guard: Guard, topic: str):
+    """nsqd asks again after the ttl, and is not answered well: publishes wait until it is, with a fixed secret too."""
+    nsqd = daemons.nsqd(f"--auth-http-address={guard.address}", "--durability=os")
+    guard.grant(*EVERYTHING, ttl=1)
+    options = ConnectionOptions(auth_secret=SECRET)
+
+    async def main() -> None:
+        with sync.Producer(address_of(nsqd), options=options, timeout=PATIENCE_S) as blocking:
+            async with Producer(address_of(nsqd), options=options, timeout=PATIENCE_S) as producer:
+                await producer.pub(topic, b"1")
+                await asyncio.to_thread(blocking.pub, topic, b"2")
+                await asyncio.sleep(1.1)
+                guard.secret = "nobody's"
+                publishes = [producer.pub(topic, b"3"), asyncio.to_thread(blocking.pub, topic, b"4")]
+                waiting = asyncio.gather(*publishes)
+                await until(lambda: producer.stats().retries and blocking.stats().retries)
+                assert not waiting.done()
+                guard.secret = SECRET
+                await waiting
+
+    asyncio.run(main())
+    assert nsqd.stats(topic)["message_count"] == 4
 
 
 # --- kill -9 ---

@@ -98,18 +98,49 @@ def test_a_refusal_passes_when_nsqd_changes_its_mind(client):
     run(scenario, features=GUARDED, client=client)
 
 
-def test_a_publish_that_finds_its_permission_ended_goes_again_when_the_secret_can_be_renewed(client):
-    async def scenario(world):
-        answers = iter(["E_AUTH_FAILED AUTH failed"])
-        world.fake.answer = lambda command, bodies: next(answers, "OK")
-        async with world.producer(options=ConnectionOptions(auth_secret=lambda: "known")) as producer:
-            await producer.pub("t", b"1")
-        assert len(world.fake.secrets_given) == 2
+@pytest.mark.parametrize("options", [KNOWN, ConnectionOptions(auth_secret=lambda: "known")])
+@pytest.mark.parametrize("code", ["E_AUTH_FAILED AUTH failed", "E_AUTH_ERROR internal error"])
+def test_a_publish_that_finds_its_permission_ended_goes_again(options, code, client):
+    """The auth server did not answer when nsqd asked it again after the ttl: that passes, whatever the secret is."""
 
-        answers = iter(["E_AUTH_FAILED AUTH failed"])
-        async with world.producer(options=KNOWN) as producer:
-            with pytest.raises(PublishRefused, match="E_AUTH_FAILED"):
-                await producer.pub("t", b"2")
+    async def scenario(world):
+        answers = iter([code] * 5)  # more often than a publish may be refused
+        world.fake.answer = lambda command, bodies: next(answers, "OK")
+        async with world.producer(options=options, timeout=60) as producer:
+            await producer.pub("t", b"1")
+            assert producer.stats().failed == 0
+        assert world.fake.stored == [b"1"]
+        assert len(world.fake.secrets_given) == 6
+
+    run(scenario, features=GUARDED, client=client)
+
+
+def test_a_permission_that_is_gone_and_does_not_come_back_is_told_at_the_deadline(client):
+    async def scenario(world):
+        world.fake.answer = lambda command, bodies: "E_AUTH_FAILED AUTH failed"
+        async with world.producer(options=KNOWN, timeout=5) as producer:
+            began = world.now
+            publish = asyncio.ensure_future(producer.pub("t", b"1"))
+            await until(lambda: world.fake.commands)
+            world.fake.secrets = []
+            with pytest.raises(PublishRefused, match="refuses auth_secret, or does not answer") as caught:
+                await publish
+            assert caught.value.code == "TIMEOUT"
+            assert caught.value.retryable
+            assert world.now - began == pytest.approx(5, abs=0.5)
+
+    run(scenario, features=GUARDED, client=client)
+
+
+def test_what_the_auth_server_does_not_allow_is_final(client):
+    async def scenario(world):
+        world.fake.answer = lambda command, bodies: 'E_UNAUTHORIZED AUTH failed for PUB on "t" ""'
+        async with world.producer(options=KNOWN, timeout=60) as producer:
+            began = world.now
+            with pytest.raises(PublishRefused, match="E_UNAUTHORIZED") as caught:
+                await producer.pub("t", b"1")
+            assert not caught.value.retryable
+            assert world.now - began < 0.1
 
     run(scenario, features=GUARDED, client=client)
 

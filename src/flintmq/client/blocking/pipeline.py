@@ -68,7 +68,6 @@ class Pipeline:
         self._stream = self._connection.stream
         self._time = time
         self._timeout_s = timeout_s
-        self._can_renew_secret = callable(options.auth_secret)
         self._head = memoryview(bytearray(FRAME_HEADER.size))
 
     def close(self) -> None:
@@ -132,7 +131,7 @@ class Pipeline:
 
     def refused(self, code: str, detail: str) -> NsqdError:
         """The exception for an error that nsqd answered."""
-        return refusal(code, detail, self.address, self._can_renew_secret)
+        return refusal(code, detail, self.address, was_let_in=True)
 
     def broken(self, detail: str) -> RemoteProtocolError:
         """Close, and return the exception for an answer that no nsqd gives."""

@@ -299,23 +299,28 @@ class Handshake:
         return self._step(Next.SECRET)
 
 
-def refusal(code: str, detail: str, address: str, can_renew_secret: bool = False) -> NsqdError:
+def refusal(
+    code: str, detail: str, address: str, can_renew_secret: bool = False, was_let_in: bool = False
+) -> NsqdError:
     """The exception for an error frame, with what to do where nsqd does not say it.
 
     Args:
         can_renew_secret: the next connection may have another secret.
+        was_let_in: this connection's handshake was over: its secret was a good one, so an answer that an outage causes
+            as well is rather that, and passes.
     """
     row = CODES.get(code)
     is_retryable = row is not None and row.action != "give_up"
     meaning = _MEANING.get(code, "")
+    allows_nothing = code == "E_UNAUTHORIZED" and detail.startswith("AUTH no ")
     if "TLS required" in detail:
         meaning, is_retryable = "this nsqd wants TLS: connect with tls=True", False
     elif code == "E_INVALID" and detail.startswith(_UNKNOWN_COMMAND):
         meaning, is_hopeless = _who_knows(detail.removeprefix(_UNKNOWN_COMMAND))
         is_retryable &= not is_hopeless
-    elif code == "E_UNAUTHORIZED" and detail.startswith("AUTH no "):
+    elif allows_nothing:
         meaning = "its auth server knows auth_secret and allows it nothing"
-    if can_renew_secret and (code in OUTAGES or (code == "E_UNAUTHORIZED" and detail.startswith("AUTH no "))):
+    if (code in OUTAGES and (was_let_in or can_renew_secret)) or (allows_nothing and can_renew_secret):
         is_retryable = True
     return NsqdError(code, f"{detail}: {meaning}" if meaning else detail, address, retryable=is_retryable)
 

@@ -238,7 +238,7 @@ class Link(ABC):
         elif isinstance(event, Broken):
             self._lose(event.error)
         else:
-            error = refusal(event.code, event.detail, self.address, callable(self._options.auth_secret))
+            error = refusal(event.code, event.detail, self.address, was_let_in=True)
             if event.token is not None:
                 answered: Any = event.token
                 answered(error)

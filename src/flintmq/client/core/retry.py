@@ -6,7 +6,8 @@ that wait in threads). Each method notes in the publish what is known now and re
 Rules of this file:
 
 - The retry table of Youzan's smart client: an error in the message is final; "not here, not now" is tried again, up
-  to ``tries_max``; where the leader of a partition has moved or moves now, or nsqd drains, until the deadline.
+  to ``tries_max``; where the leader of a partition has moved or moves now, nsqd drains, or its auth server does not
+  answer, until the deadline.
 - What was not answered may be stored: it is sent again only if the user wants that (``retries_unknown``), or if nsqd
   knows it again by its writer. It stays unknown when a later try is refused.
 - An answer of nsqd to a publish with a writer is certain where nsqd would have known it again.
@@ -40,7 +41,7 @@ from flintmq.client.core.publish import (
     retry_delay_s,
 )
 from flintmq.client.core.routing import Routes
-from flintmq.client.security import Refusals
+from flintmq.client.security import OUTAGES, Refusals
 from flintmq.env import Env
 from flintmq.errors import ConnectionFailed, DiscoveryError, FlintError, NoNsqd, NsqdError, RemoteProtocolError
 from flintmq.names import listed
@@ -157,7 +158,8 @@ class RetryRules:
             self._routes.drop(publish.topic, publish.partition, address, now)
             self._moved(publish.topic)
         is_elsewhere = has_moved or error.code in LED_ELSEWHERE_CODES
-        may_try = is_elsewhere or is_draining(error) or publish.tries < policy.tries_max
+        may_wait = is_elsewhere or is_draining(error) or error.code in OUTAGES
+        may_try = may_wait or publish.tries < policy.tries_max
         is_safe = policy.retries_unknown or not is_open or publish.writer is not None
         is_retryable = error.retryable and not is_delay_too_long(publish, error)
         if not (is_retryable or is_out_of_sequence) or not may_try or not is_safe:

@@ -443,6 +443,8 @@ def test_every_failure_says_what_to_do(reason: str, shows: bool | None, expected
         (ConnectionFailed(ADDRESS, "refused"), False, False),
         (refusal("E_AUTH_FAILED", "AUTH failed", ADDRESS), True, False),
         (refusal("E_AUTH_FAILED", "AUTH failed", ADDRESS, can_renew_secret=True), False, False),
+        (refusal("E_AUTH_FAILED", "AUTH failed", ADDRESS, was_let_in=True), False, False),
+        (refusal("E_UNAUTHORIZED", 'AUTH failed for PUB on "t" ""', ADDRESS, was_let_in=True), True, True),
         (refusal("E_AUTH_FIRST", "AUTH required before SUB", ADDRESS), True, True),
         (refusal("E_UNAUTHORIZED", 'AUTH failed for SUB on "t" "c"', ADDRESS, can_renew_secret=True), True, True),
         (refusal("E_INVALID", "cannot SUB in current state (TLS required)", ADDRESS), True, True),
