@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from flintmq.version import __version__
 
 if TYPE_CHECKING:
-    from flintmq import errors, sync
+    from flintmq import errors, sync, testing
     from flintmq.client.admin.clients import LookupdAdmin, NsqdAdmin
     from flintmq.client.admin.question import HttpRefused
     from flintmq.client.aio.consumer import Consumer
@@ -118,14 +118,16 @@ _CLIENT = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"flintmq.{name}")
-    if name not in __all__:
-        raise AttributeError(f"module 'flintmq' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_CLIENT.get(name, "flintmq.errors")), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # else any name would do for those who check types
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return importlib.import_module(f"flintmq.{name}")
+        if name not in __all__:
+            raise AttributeError(f"module 'flintmq' has no attribute {name!r}")
+        value = getattr(importlib.import_module(_CLIENT.get(name, "flintmq.errors")), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -30,9 +30,11 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:  # the blocking client needs no event loop, and does not want to import one
-    if name not in _MODULES:
-        raise AttributeError(f"module 'flintmq.client' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"flintmq.client.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # else any name would do for those who check types
+
+    def __getattr__(name: str) -> Any:  # the blocking client needs no event loop, and does not want to import one
+        if name not in _MODULES:
+            raise AttributeError(f"module 'flintmq.client' has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"flintmq.client.{_MODULES[name]}"), name)
+        globals()[name] = value
+        return value

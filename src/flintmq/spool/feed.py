@@ -34,7 +34,7 @@ from flintmq.storage.partition_log import SyncTicket
 RETRY_S = 2.0
 """A full disk is looked at again after so long."""
 BACK_S = 2 * RETRY_S
-"""What was given back comes again after so long."""
+"""After so long comes again what was given back."""
 TICK_S = 0.1
 PROBES = 4
 PROBE_S = 0.25

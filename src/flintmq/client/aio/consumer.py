@@ -96,6 +96,27 @@ class Consumer(ConsumerState[Value]):
 
     @overload
     def __init__(
+        self: Consumer[bytes],
+        topic: str,
+        channel: str,
+        *,
+        nsqd_tcp_addresses: str | Iterable[str] = (),
+        nsqlookupd_http_addresses: str | Iterable[str] = (),
+        handler: Callable[[Message[bytes]], object] | None = None,
+        concurrency: int = 1,
+        inline: bool = False,
+        type: None = None,
+        decode: None = None,
+        max_in_flight: int = 200,
+        max_attempts: int = 5,
+        on_giving_up: Callable[[Message[bytes]], object] | None = None,
+        dead_letter: str | None = None,
+        ordered: bool = False,
+        options: ConnectionOptions | None = None,
+        **more: Unpack[ConsumerOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
         self,
         topic: str,
         channel: str,
@@ -143,14 +164,14 @@ class Consumer(ConsumerState[Value]):
         *,
         nsqd_tcp_addresses: str | Iterable[str] = (),
         nsqlookupd_http_addresses: str | Iterable[str] = (),
-        handler: Callable[[Message[Value]], object] | None = None,
+        handler: Callable[[Message[Any]], object] | None = None,
         concurrency: int = 1,
         inline: bool = False,
-        type: TypeForm[Value] | None = None,  # noqa: A002 - the word that says it
-        decode: Callable[[bytes], Value] | None = None,
+        type: TypeForm[Any] | None = None,  # noqa: A002 - the word that says it
+        decode: Callable[[bytes], Any] | None = None,
         max_in_flight: int = 200,
         max_attempts: int = 5,
-        on_giving_up: Callable[[Message[Value]], object] | None = None,
+        on_giving_up: Callable[[Message[Any]], object] | None = None,
         dead_letter: str | None = None,
         ordered: bool = False,
         options: ConnectionOptions | None = None,
