@@ -147,6 +147,31 @@ def test_keys_trace_ids_and_order(nsqd: NsqdProcess, topic: str, tmp_path: Path)
     assert replay(path, keep=["trace_id"], wanted=only, **given).rows == 2
 
 
+def test_columns_that_are_dictionaries(nsqd: NsqdProcess, topic: str, tmp_path: Path):
+    """As pandas writes its categories."""
+    count = 30
+    rows = {"who": [f"user-{n * 7 % 10}" for n in range(count)], "payload": bodies(0, count)}
+    path = table(tmp_path / "rows.parquet", **{name: pa.array(each).dictionary_encode() for name, each in rows.items()})
+    given: dict[str, Any] = {"nsqd": nsqd.address, "topic": topic, "body": "payload", "key": "who", "order_by": ["who"]}
+    nsqd.post(f"/topic/create?topic={topic}&partition_num=1")
+    assert replay(path, **given).rows == count
+    found = [f"user-{int(body) * 7 % 10}" for _, body in stored(nsqd.address, topic)]
+    assert found == sorted(rows["who"])
+
+
+def test_columns_that_cannot_be_sorted_or_told_apart(nsqd: NsqdProcess, topic: str, tmp_path: Path):
+    given: dict[str, Any] = {"nsqd": nsqd.address, "topic": topic, "dry_run": True}
+    listed = table(tmp_path / "listed.parquet", at=pa.array([[1], [2]]), body=bodies(0, 2))
+    with pytest.raises(
+        FilesError, match=r"listed\.parquet: its at is list<.*>, which has no order: name another column"
+    ):
+        replay(listed, order_by=["at"], **given)
+    twice = pa.table([bodies(0, 2), bodies(0, 2)], names=["body", "body"])
+    pq.write_table(twice, tmp_path / "twice.parquet")
+    with pytest.raises(FilesError, match=r"twice\.parquet: 2 of its columns are named body: rename one"):
+        replay(tmp_path / "twice.parquet", **given)
+
+
 @pytest.mark.parametrize("partitions", [0, 3])
 def test_killed_between_any_two_calls(nsqd: NsqdProcess, topic: str, archived: Path, monkeypatch, partitions):
     monkeypatch.setattr(parquet, "BATCH_ROWS", 25)

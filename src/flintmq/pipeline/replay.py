@@ -265,8 +265,13 @@ class _Job:
             for name in columns:
                 if name not in schema.names:
                     raise OptionError("column", name, f"{file} has {', '.join(schema.names)}", ARGUMENT)
+                if schema.names.count(name) > 1:
+                    raise FilesError(file, f"{schema.names.count(name)} of its columns are named {name}: rename one")
             check_wanted(file, schema, self._wanted)
-            kinds = {name: schema.field(name).type for name in columns}
+            kinds = {name: _plain(schema.field(name).type) for name in columns}
+            for name in self._order_by:
+                if not _is_sorted(kinds[name]):
+                    raise FilesError(file, f"its {name} is {kinds[name]}, which has no order: name another column")
             first = first or (file, kinds)
             for name, kind in kinds.items():
                 other = first[1].get(name, "not read")
@@ -447,7 +452,7 @@ class _Job:
         kept = {name: _kept_in(schema, name) for name in self._keep}
         for name, column in {"body": self._body, "key": self._key, **kept}.items():
             if column:
-                kind = schema.field(column).type
+                kind = _plain(schema.field(column).type)
                 spark = _spark_type(kind)
                 if spark not in _KINDS[name]:
                     raise OptionError("column", f"{column} {kind}", f"{file}: it cannot be the {name}", ARGUMENT)
@@ -508,7 +513,7 @@ class _Job:
                 self._done.sources[f"{name.key.topic} {name.key.label}"] += rows.batch.num_rows
             else:
                 self._done.sources[str(file)] += rows.batch.num_rows
-            yield rows
+            yield replace(rows, batch=_without_dictionaries(rows.batch))
 
     def _usable(self, rows: Rows) -> pa.RecordBatch:
         """Return the rows whose body can be published.
@@ -564,6 +569,27 @@ def _has_headers(layout: Layout, sink: SinkOptions, identity: TaskIdentity) -> b
     # of a topic that others of the cluster serve it knows no more than where it is
     is_here = bool(told.get("partitions")) or "elsewhere" not in told
     return bool(told.get("has_headers", True)) or not is_here
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """Return the type of the values of a column; a dictionary, which pandas makes of its categories, is but a form."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _without_dictionaries(rows: pa.RecordBatch) -> pa.RecordBatch:
+    columns = {field.name: rows.column(at).cast(_plain(field.type)) for at, field in enumerate(rows.schema)}
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _is_sorted(kind: pa.DataType) -> bool:
+    """Whether Arrow can sort by a column of this type."""
+    try:
+        pa.table({"column": pa.nulls(2, kind), "other": pa.nulls(2)}).sort_by(
+            [(name, "ascending") for name in ("column", "other")]
+        )
+    except (pa.ArrowTypeError, pa.ArrowNotImplementedError):
+        return False
+    return True
 
 
 def _kept_in(schema: pa.Schema, name: str) -> str:
