@@ -150,13 +150,17 @@ def test_keys_trace_ids_and_order(nsqd: NsqdProcess, topic: str, tmp_path: Path)
 def test_columns_that_are_dictionaries(nsqd: NsqdProcess, topic: str, tmp_path: Path):
     """As pandas writes its categories."""
     count = 30
-    rows = {"who": [f"user-{n * 7 % 10}" for n in range(count)], "payload": bodies(0, count)}
-    path = table(tmp_path / "rows.parquet", **{name: pa.array(each).dictionary_encode() for name, each in rows.items()})
+    who = [f"user-{n * 7 % 10}" for n in range(count)]
+    path = table(
+        tmp_path / "rows.parquet",
+        who=pa.array(who).dictionary_encode(),
+        payload=pa.array(bodies(0, count)).dictionary_encode(),
+    )
     given: dict[str, Any] = {"nsqd": nsqd.address, "topic": topic, "body": "payload", "key": "who", "order_by": ["who"]}
     nsqd.post(f"/topic/create?topic={topic}&partition_num=1")
     assert replay(path, **given).rows == count
     found = [f"user-{int(body) * 7 % 10}" for _, body in stored(nsqd.address, topic)]
-    assert found == sorted(rows["who"])
+    assert found == sorted(who)
 
 
 def test_columns_that_cannot_be_sorted_or_told_apart(nsqd: NsqdProcess, topic: str, tmp_path: Path):

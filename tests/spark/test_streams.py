@@ -430,6 +430,19 @@ def test_mirror_with_where_it_came_from(job: Job, nsqd: NsqdProcess, topic: str,
         job(mirror, f"--topic={topic}", "--prefix=other-", f"--checkpoint={tmp_path / 'c'}")
 
 
+def test_a_pattern_is_noted_like_topics(tmp_path: Path):
+    def name(pattern: str) -> str:
+        options = resolve(mirror.MirrorOptions, [f"--source-option=topicPattern={pattern}"], {}).options
+        with streams.claimed(str(tmp_path), {"job": "mirror", "topics": options.topics_told()}, {}) as found:
+            return found
+
+    (tmp_path / "job.json").write_text(json.dumps({"job": {"job": "mirror", "topics": ""}, "name": "n", "target": {}}))
+    assert name("a.*") == name("a.*") == "n", "what an earlier release noted says nothing of it"
+    other = r"it is another job's: topics was 'topicpattern=a\.\*' and is 'topicpattern=b\.\*'"
+    with pytest.raises(streams.CheckpointError, match=other):
+        name("b.*")
+
+
 def test_mirror_leaves_headers_the_json_they_are(job: Job, nsqd: NsqdProcess, topic: str, tmp_path: Path):
     """Also where a mirror is mirrored, and where a message has headers of the names that are added."""
     deep = f'{{"d":{"[" * 62}{"]" * 62}}}'

@@ -58,7 +58,7 @@ def events() -> Iterator[dict[str, object]]:
     yield event(50, "PUB", 3)  # never sent, although what came after it was
     yield event(55, "PUB", 9, delay_ms=60_000)  # not due yet
     yield event(56, "PUB", 10, delay_ms=1_000)
-    yield event(1057, "START", 10)
+    yield event(1055, "START", 10)  # its delay began before it was stored
     yield event(1060, "FIN", 10)
     yield event(60, "PUB", 4)
     yield event(61, "START", 4)  # and nothing more
@@ -117,6 +117,7 @@ def test_every_life_in_figures_as_files_and_as_a_report(job, traced: Path, tmp_p
     again = by_id[2, "n:4150", "c"]
     assert (again["wait_ms"], again["repeats_ms"], again["process_ms"], again["total_ms"]) == (1, 10, 20, 31)
     assert int(again["trace_id"]) == (1 << 64) - 1 and again["deliveries"] == 2 and again["last_action"] == "FIN"
+    assert (by_id[10, "n:4150", "c"]["wait_ms"], by_id[10, "n:4150", "c"]["total_ms"]) == (0, 5)
     assert by_id[3, "n:4150", "c"]["state"] == "lost" and by_id[4, "n:4150", "c"]["state"] == "stuck"
 
     page = (tmp_path / "report" / "report.html").read_text()

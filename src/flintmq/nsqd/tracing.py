@@ -406,7 +406,7 @@ class _Source:
                 sequences: Sequence[int] = range(start, stop) if self._is_all else traced_in(batch, start, stop)
                 if sequences:
                     delay_ms = (
-                        max(0, batch.due_ns - batch.timestamp_ns) // _NS_PER_MS
+                        round(max(0, batch.due_ns - batch.timestamp_ns) / _NS_PER_MS)
                         if batch.due_ns and action == PUB
                         else None
                     )

@@ -136,7 +136,7 @@ def dedupe(options: DedupeOptions, runner: Runner | None = None) -> Deduped:
     options.trigger()
     SourceOptions.parse(source).check_stream(NO_END)
     job = {
-        "job": "dedupe", "topics": ",".join(options.topic), "key": options.key, "within_ns": str(options.within_ns),
+        "job": "dedupe", "topics": options.topics_told(), "key": options.key, "within_ns": str(options.within_ns),
         "to": options.to, "to_topic": options.to_topic, "schema": options.schema,
     }  # fmt: skip
     await_topics(source, wait_s, runner.stop, checkpoint=options.checkpoint, targets=targets)

@@ -70,7 +70,9 @@ WITH messages AS (
          array_max(filter(own, s -> s.action = 'START')).client AS consumer
   FROM by_channel
 ), joined AS (
-  SELECT *, published_ns + coalesce(delay_ms, 0) * 1000000 AS due_ns, array_min(starts) AS first_sent_ns,
+  -- a delay counts from when nsqd received the message, and PUB is told of when it is stored
+  SELECT *, if(delay_ms IS NULL, published_ns, least(published_ns + delay_ms * 1000000, array_min(starts))) AS due_ns,
+         array_min(starts) AS first_sent_ns,
          array_max(filter(starts, t -> finished_ns IS NULL OR t <= finished_ns)) AS last_sent_ns,
          coalesce(size(starts), 0) AS deliveries, {counts},
          array_max(transform(own, s -> s.attempts)) AS attempts,

@@ -85,7 +85,7 @@ def mirror(options: MirrorOptions, runner: Runner | None = None) -> Work:
             return work
         job = {
             "job": "mirror",
-            "topics": ",".join(options.topic),
+            "topics": options.topics_told(),
             "to_topic": options.to_topic,
             "prefix": options.prefix,
         }

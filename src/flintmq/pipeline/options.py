@@ -26,6 +26,8 @@ WHERE, SECURITY, TO, SPARK, WHEN, TOLD = (
 )  # fmt: skip
 
 
+NAMING = ("topicpattern", "subscribepattern", "assign")
+"""Options of format nsq, in small letters, that name topics otherwise than one by one."""
 NO_END = "a job goes on where it was, and has no end: leave it out; --dry-run alone takes one"
 """Why a job that has a checkpoint takes no option that says where reading ends."""
 
@@ -129,7 +131,7 @@ class SourceFlags(LinkFlags):
             UsageError: there is no topic or no nsqd, or an option is not NAME=VALUE.
         """
         given = pairs("--source-option", self.source_option)
-        has_topics = any(name.lower() in ("topicpattern", "subscribepattern", "assign") for name in given)
+        has_topics = any(name.lower() in NAMING for name in given)
         if not self.topic and not has_topics:
             raise UsageError("give --topic")
         chosen = {**self.where(), **self.link(), **given, **more}
@@ -138,6 +140,12 @@ class SourceFlags(LinkFlags):
         if self.channel:
             chosen["channel"] = self.channel
         return chosen
+
+    def topics_told(self) -> str:
+        """Return the topics, or what names them instead, for the checkpoint of a job that reads no others."""
+        given = pairs("--source-option", self.source_option)
+        named = {name.lower(): value for name, value in given.items() if name.lower() in NAMING}
+        return ",".join(self.topic) or "; ".join(f"{name}={value}" for name, value in sorted(named.items()))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -101,7 +101,7 @@ def rollup(options: RollupOptions, runner: Runner | None = None) -> RolledUp:
         options.trigger()
         SourceOptions.parse(source).check_stream(NO_END)
     job = {
-        "job": "rollup", "topics": ",".join(options.topic), "aggregate": "; ".join(options.aggregate),
+        "job": "rollup", "topics": options.topics_told(), "aggregate": "; ".join(options.aggregate),
         "by": "; ".join(options.by), "window_ns": str(options.window_ns), "time": options.time, "to": options.to,
         "to_topic": options.to_topic, "schema": options.schema,
     }  # fmt: skip

@@ -109,13 +109,15 @@ def _name(directory: Path, job: dict[str, str], target: dict[str, str]) -> str:
             noted = dict(known.get("target", {}))  # that of a release that noted none says nothing
         except (*UNREADABLE_JSON, KeyError, TypeError, OSError) as error:
             raise CheckpointError(directory, f"job.json cannot be read: {error}") from error
+        if before.get("topics") == "":  # that of an earlier release, which noted no pattern
+            before["topics"] = job.get("topics")
         other = sorted(key for key in before.keys() | job.keys() if before.get(key) != job.get(key))
         if other:
             told = "; ".join(f"{key} was {before.get(key)!r} and is {job.get(key)!r}" for key in other)
             raise CheckpointError(directory, f"it is another job's: {told}. Name another one")
-        if target != noted:
-            if noted:
-                _warn_of_target(directory, noted, target)
+        if noted and target != noted:
+            _warn_of_target(directory, noted, target)
+        if known != {"job": job, "name": name, "target": target}:
             _note(path, {"job": job, "name": name, "target": target})
         return name
     ours = (LOCK, _staged(path).name)  # a job that was killed here has done nothing yet
