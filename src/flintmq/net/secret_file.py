@@ -7,6 +7,7 @@ file; no text that leaves this file has a secret in it.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 
 from flintmq.env import Env
@@ -36,6 +37,7 @@ class SecretFile:
         self._env = env
         self._read = read
         self._name = name
+        self._lock = threading.Lock()
         self._stamp = file_stamp(path)  # first: what is written after it is read again
         self.known = read(path)
 
@@ -49,14 +51,15 @@ class SecretFile:
 
     def now(self) -> str:
         """Return what :meth:`current` does; for threads, because it waits for the disk."""
-        stamp = file_stamp(self._path)
-        if stamp != self._stamp:
-            self._stamp = stamp
-            try:
-                self.known = self._read(self._path)
-            except (ValueError, FlintError) as error:
-                _log.error("%s; the %s that was in it is still used", error, self._name)
-        return self.known
+        with self._lock:  # who reads slowly must not put back what another thread has replaced
+            stamp = file_stamp(self._path)
+            if stamp != self._stamp:
+                self._stamp = stamp
+                try:
+                    self.known = self._read(self._path)
+                except (ValueError, FlintError) as error:
+                    _log.error("%s; the %s that was in it is still used", error, self._name)
+            return self.known
 
 
 __all__ = ["SecretFile"]

@@ -44,11 +44,12 @@ _SECOND = 1_000_000_000
 
 @dataclass(slots=True)
 class _NotTaken:
-    """Why a topic is this node's alone still, and when it is given again."""
+    """Why a topic is this node's alone still, and when it is given again; a plain one that was refused never is."""
 
     error: NotBrought
     pause_s: float
     due_ns: int
+    is_given_again: bool
 
 
 class Alone:
@@ -105,7 +106,11 @@ class Alone:
 
     def kept(self) -> list[tuple[str, str]]:
         """Return those that are to be the cluster's and were not taken, with the reason."""
-        return [(topic, each.error.reason[:REASON_CHARS_MAX]) for topic, each in self._not_taken.items()]
+        return [
+            (topic, each.error.reason[:REASON_CHARS_MAX])
+            for topic, each in self._not_taken.items()
+            if each.is_given_again
+        ]
 
     def why_refused(self, topic: str) -> str:
         """Tell why the cluster keeps another topic of a name, and what to do; empty: it does not, as far as known."""
@@ -118,8 +123,10 @@ class Alone:
         for topic, each in list(self._not_taken.items()):
             if topic in self._being_brought:
                 continue
-            if not self.has(topic):
+            if not self.has(topic) or not (each.is_given_again or topic in self._view.topics):
                 self._forget(topic)
+            elif not each.is_given_again:
+                continue
             elif now_ns >= each.due_ns or (isinstance(each.error, Double) and topic not in self._view.topics):
                 self.bring_soon(topic, is_again=True)
 
@@ -127,12 +134,19 @@ class Alone:
         """Remember that a topic was not taken, unless it is one that only an operator's request makes the cluster's."""
         name, before = error.topic, self._not_taken.get(error.topic)
         topic = self._topics.get(name)
-        if topic is None or not self.has(name) or not (topic.meta.is_partitioned or self._bringing.has_begun(topic)):
+        if before is not None and isinstance(before.error, Double) and not isinstance(error, Double):
+            if name in self._view.topics:
+                error = before.error  # a store that is away does not change that, and nothing may be published here
+        if topic is None or not self.has(name):
+            self._forget(name)
+            return
+        is_given_again = topic.meta.is_partitioned or self._bringing.has_begun(topic)
+        if not is_given_again and not isinstance(error, Double):
             self._forget(name)
             return
         pause_s = AGAIN_S if before is None else min(AGAIN_S_MAX, before.pause_s * 2)
         due_ns = self._clock.monotonic_ns() + int(pause_s * _SECOND)
-        self._not_taken[name] = _NotTaken(error, pause_s, due_ns)
+        self._not_taken[name] = _NotTaken(error, pause_s, due_ns, is_given_again)
         if before is None or before.error.reason != error.reason:
             self._tell()
 

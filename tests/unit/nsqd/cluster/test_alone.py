@@ -8,13 +8,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from tests.unit.cluster.models import KEYS
 
 from flintmq.broker.partition import Ended
-from flintmq.cluster.view import View
 from flintmq.net.tasks import Tasks
 from flintmq.nsqd.cluster.alone import AGAIN_S, AGAIN_S_MAX, Alone
-from flintmq.nsqd.cluster.bringing import NotBrought
+from flintmq.nsqd.cluster.bringing import Double, NotBrought
 from flintmq.topic_meta import PLAIN, TopicMeta
 
 _SECOND = 1_000_000_000
@@ -26,6 +24,7 @@ class Room:
     def __init__(self, **metas: TopicMeta) -> None:
         self.now_ns = 0
         self.reason = "the store is full"
+        self.kind = NotBrought
         self.given: list[tuple[str, float]] = []
         self.told = 0
         self.topics = {name: SimpleNamespace(name=name, meta=meta, ephemeral=False) for name, meta in metas.items()}
@@ -39,15 +38,16 @@ class Room:
         bringing: Any = SimpleNamespace(bring=self._bring, has_begun=lambda _: False)
         wishes: Any = SimpleNamespace(ask=lambda _: usable)
         nothing = cast(Any, None)
+        self.view: Any = SimpleNamespace(topics={})
         self.alone = Alone(
-            clock, engine, View(KEYS), nothing, bringing, wishes, nothing, nothing, nothing, Tasks(self._loop),
+            clock, engine, self.view, nothing, bringing, wishes, nothing, nothing, nothing, Tasks(self._loop),
             self._tell,
         )  # fmt: skip
 
     async def _bring(self, topic: str) -> None:
         self.given.append((topic, self.now_ns / _SECOND))
         if self.reason:
-            raise NotBrought(topic, self.reason)
+            raise self.kind(topic, self.reason)
         self.taken.add(topic)
 
     def _tell(self) -> None:
@@ -104,4 +104,22 @@ def test_a_plain_topic_that_an_operator_gave_in_vain_stays_what_it_was() -> None
     room.run(asyncio.sleep(0))
     room.pass_s(100)
     assert room.given == [("plain", 0.0)] and room.alone.kept() == [] and room.told == 0
+    room.close()
+
+
+@pytest.mark.parametrize("meta", [PLAIN, TopicMeta(partition_num=2)], ids=["plain", "partitions"])
+def test_one_that_the_cluster_has_as_well_is_refused_until_it_has_it_no_more(meta: TopicMeta) -> None:
+    """Also while the store is away: what is published to it here would be lost when it is deleted, as is advised."""
+    room = Room(both=meta)
+    room.view.topics["both"] = "another one"
+    room.kind, room.reason = Double, "delete it here, or there"
+    room.alone.bring_soon("both")
+    room.run(asyncio.sleep(0))
+    assert room.alone.why_refused("both") == "delete it here, or there"
+    room.kind, room.reason = NotBrought, "the store is away"
+    room.pass_s(400)
+    assert room.alone.why_refused("both") == "delete it here, or there"
+    del room.view.topics["both"]
+    room.pass_s(1)
+    assert not room.alone.why_refused("both")
     room.close()
