@@ -521,3 +521,19 @@ def test_from_topic_to_topic(spark, nsqd, source, topic, tmp_path):
     writer = sink(frame.writeStream, nsqd, topic=f"{topic}-copy").option("checkpointLocation", str(tmp_path / "c"))
     assert len(run(writer.trigger(availableNow=True).start())) == 3
     assert_each_once(bodies(source(spark.read, topic=f"{topic}-copy").load()), 5000)
+
+
+@pytest.mark.parametrize("order_by", ["", "body"])
+def test_a_task_that_fails_amid_its_rows_leaves_nothing_that_the_next_try_repeats(spark, nsqd, topic, order_by):
+    """Its first record batch has come to Python whole, which looks like all there is."""
+    count = 12_000
+    rows = spark.range(0, count, 1, 1)
+    fails = f"if(id = {count - 100}, raise_error('planted'), cast(id AS string)) AS body"
+    given = {"nsqd": nsqd.address, "topic": topic, "writeId": f"load-{topic}"}
+    if order_by:
+        given["orderBy"] = order_by
+    with pytest.raises(Exception, match="planted"):
+        rows.selectExpr(fails).write.format("nsq").mode("append").options(**given).save()
+    rows.selectExpr("cast(id AS string) AS body").write.format("nsq").mode("append").options(**given).save()
+    found = bodies(spark.read.format("nsq").options(nsqd=nsqd.address, topic=topic).load())
+    assert_each_once(found, count)

@@ -219,6 +219,13 @@ class LogAway(FlintError):
         return f"topic {self.topic!r}, {self.label}: no nsqd serves it now: {self.reason}"
 
 
+class RowsCutOff(FlintError):
+    """Spark has failed or cancelled a task before it had given it all of its rows."""
+
+    def __str__(self) -> str:
+        return "Spark has ended this task before all of its rows were there: what it says of the task is why"
+
+
 class NotAllTaken(FlintError):
     """A query that is to end with all that waits in nsqd cannot have it, or nobody knows whether it has.
 

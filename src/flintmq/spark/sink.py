@@ -37,6 +37,7 @@ from flintmq.names import is_valid_name
 from flintmq.spark.errors import line_first
 from flintmq.spark.garbage import spare_what_stays
 from flintmq.spark.identity import EPOCH_PROPERTY, NAME_SIZE_MAX, QUERY_ID_PROPERTY, TaskIdentity, query_name
+from flintmq.spark.input_end import whole
 from flintmq.spark.options import AT_LEAST_ONCE, ONCE, SinkOptions
 from flintmq.spark.placing import SINK, Begun, Layout, Place, Placing, begin
 from flintmq.spark.publish import NotTaken, Publisher, Publishers
@@ -172,6 +173,7 @@ class RowWriter:
         spare_what_stays()
         task = _Task(self._options, identity, self._is_numbered, done, self._begun)
         try:
+            batches = whole(batches)  # else what a cut left of them gets another name than all of them get
             for batch in self._ordered(batches) if self._options.order_by else batches:
                 if batch.num_rows:
                     task.gather(batch)
