@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.daemons import ERROR, SOURCES, Connection, Daemons, Nsqd, mpub, pub, wait_until
+from tests.integration.daemons import ERROR, SOURCES, Answer, Connection, Daemons, Nsqd, mpub, pub, wait_until
 from tests.integration.load import Consumer, Numbers, Publisher, body_of, broken, check, drain, held, number_of
 from tests.integration.mounts import Mount, mounted_tmpfs, needs_root
 
@@ -90,6 +90,34 @@ def test_a_full_disk_refuses_publishes_and_nothing_else(daemons: Daemons, small_
     nsqd.restart()
     result = check([*publishers, after], drained, drain(nsqd, "t", "c"))
     assert result.lost == []
+
+
+@needs_root
+def test_a_disk_full_of_what_is_consumed_gets_room_although_no_segment_is_full(daemons: Daemons, small_disk: Mount):
+    """Each topic has one segment, which is far from full."""
+    nsqd = daemons.nsqd(data_path=small_disk.path / "data")
+    topics = [f"t{number}" for number in range(8)]
+    for topic in topics:
+        nsqd.request("POST", f"/channel/create?topic={topic}&channel=c")
+    stored: list[int] = []
+    while (answer := _publish(nsqd, topics[len(stored) % 8], len(stored))).status == 200:
+        stored.append(len(stored))
+    assert answer.error == (503, "EXITING")
+    assert sorted(number for topic in topics for number in _drained(nsqd, topic)) == stored
+    wait_until(lambda: small_disk.free_bytes() > RESERVE_BYTES + 9 * MEBIBYTE, "consumed segments deleted")
+    wait_until(lambda: nsqd.request("GET", "/ping").body == b"OK", "healthy again")
+    assert _publish(nsqd, "t0", 1000).status == 200
+    nsqd.restart()
+    assert _publish(nsqd, "t1", 1001).status == 200
+    assert [_drained(nsqd, topic) for topic in topics[:3]] == [[1000], [1001], []]
+
+
+def _publish(nsqd: Nsqd, topic: str, number: int) -> Answer:
+    return nsqd.request("POST", f"/pub?topic={topic}", body_of(number, 200_000))
+
+
+def _drained(nsqd: Nsqd, topic: str) -> list[int]:
+    return sorted({delivery.number for delivery in drain(nsqd, topic, "c").deliveries})
 
 
 @needs_root

@@ -21,7 +21,9 @@ Source: docs/decisions/0002, docs/decisions/0001, docs/decisions/0003.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from heapq import nlargest
+from operator import itemgetter
 from typing import Any
 
 from flintmq.broker.adoption import Adoption
@@ -41,6 +43,7 @@ from flintmq.broker.options import BrokerOptions as BrokerOptions
 from flintmq.broker.partition import Partition, PublishGroup
 from flintmq.broker.progress import Flush, Progress, Question
 from flintmq.broker.publishes import Publishes
+from flintmq.broker.replica import Replica
 from flintmq.broker.replica_rows import KeptFloors
 from flintmq.broker.replicas import NewReplica, Replicas
 from flintmq.broker.restore import Restore
@@ -51,7 +54,7 @@ from flintmq.broker.tagged import TaggedChannel
 from flintmq.broker.topic import Topic
 from flintmq.broker.topic_settings import TopicSettings
 from flintmq.budget import Budget
-from flintmq.errors import FlintError, StorageError
+from flintmq.errors import DiskFull, FlintError, StorageError
 from flintmq.limits import READ_CACHE_BYTES, TAIL_CACHES_BYTES
 from flintmq.names import is_ephemeral
 from flintmq.settings import Limits, Settings
@@ -69,6 +72,9 @@ from flintmq.storage import (
 )
 from flintmq.storage.records import DeleteChannel, DeleteTopic, PutTopic, PutTopicMeta
 from flintmq.topic_meta import EXTENDED_PLAIN, PLAIN, TopicMeta
+
+_SEALED_MAX = 64
+"""Segments that are sealed at once on a full disk: each is a new file, and a sync."""
 
 
 class TopicNotFound(FlintError):
@@ -1067,10 +1073,55 @@ class Broker:
         for topic in self.topics.values():
             for partition in topic.partitions.values():
                 self.floor_written(partition, wall_ns)
-        for replica in self.replicas.values():
-            if replica.partition is None and not replica.work:
-                self.retaining.apply(replica.topic, replica, wall_ns, is_copied=True)
+        for replica in self._followed():
+            self.retaining.apply(replica.topic, replica, wall_ns, is_copied=True)
         self.retaining.tell()
+
+    def _followed(self) -> Iterator[Replica]:
+        """Yield the replicas that other nodes lead, as far as nothing is being done with them."""
+        return (each for each in self.replicas.values() if each.partition is None and not each.work)
+
+    def seal_consumed(self, wanted_bytes: int, wall_ns: int) -> list[PartitionLog]:
+        """Seal active segments of which nothing is needed any more, for a disk that is full: the largest first.
+
+        What channels, replay or retention keep of a sealed segment, they keep of these.
+
+        Args:
+            wanted_bytes: seal no more than it takes to free so many, and at most ``_SEALED_MAX`` segments.
+            wall_ns: the clock of due times.
+
+        Returns:
+            logs to be synced; after that, :meth:`retain_all` drops what was sealed.
+        """
+        retaining = self.retaining
+        found: list[tuple[int, Partition | Replica]] = [
+            (retaining.sealable_bytes(partition, wall_ns), partition)
+            for topic in self.topics.values()
+            for partition in topic.partitions.values()
+            if not partition.is_held and not partition.is_handed_over
+        ]
+        found += [(retaining.sealable_bytes(replica, wall_ns, True), replica) for replica in self._followed()]
+        sealed: list[PartitionLog] = []
+        for size, each in nlargest(_SEALED_MAX, found, key=itemgetter(0)):
+            log = each.log
+            if wanted_bytes <= 0 or not size or not isinstance(log, PartitionLog):
+                break
+            try:
+                log.roll()
+            except DiskFull:
+                break
+            except StorageError as error:
+                self._tell_problem(error)
+                continue
+            # nothing goes yet; but where it says who published, that is written down with the sync
+            if isinstance(each, Partition):
+                self.floor_written(each, wall_ns)
+            else:
+                retaining.apply(each.topic, each, wall_ns, is_copied=True)
+            sealed.append(log)
+            wanted_bytes -= size
+        retaining.tell()
+        return sealed
 
     def memory_used(self) -> dict[str, int]:
         """Count the bytes of the memory budget that are used, by share."""

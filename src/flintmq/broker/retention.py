@@ -23,6 +23,7 @@ from flintmq.storage import MemoryLog, PartitionLog, SegmentInfo
 from flintmq.topic_meta import TopicMeta
 
 DAY_NS = 86_400 * 1_000_000_000
+_SEALED_BYTES_MIN = 4096  # a block of the disk, which the segment that follows takes
 _AHEAD_NS = 60_000_000_000  # a time that lies less ahead is not told of: the clocks of a cluster's nodes differ
 
 
@@ -113,6 +114,24 @@ class Retaining:
                 self._told_ahead.add(log)
                 self._ahead[topic] = None
 
+    def sealable_bytes(self, partition: Consumed, now_ns: int, is_copied: bool = False) -> int:
+        """Return the size in bytes of the active segment where all of it may go, once it is sealed; 0: it is needed.
+
+        Args:
+            now_ns, is_copied: as for :meth:`apply`.
+        """
+        log = partition.log
+        if not isinstance(log, PartitionLog) or not log.is_created or log.failed is not None:
+            return 0
+        if min(partition.durable_floor, partition.floor) < log.next_sequence:
+            return 0
+        *_, active = segments = log.segments()
+        if active.size_bytes <= _SEALED_BYTES_MIN:
+            return 0
+        stored_ns = self._copied_ns if is_copied else self._clock_steps.stored_ns
+        going = _going(partition, segments, self._retention, now_ns, stored_ns)
+        return active.size_bytes if going.end >= active.end_sequence else 0
+
     def _copied_ns(self, wall_ns: int) -> int:
         return max(wall_ns, self._clock_steps.stored_ns(wall_ns))
 
@@ -145,19 +164,58 @@ def drop_consumed(
     Raises:
         WriteFailed: a file cannot be deleted.
     """
-    time_ns = partition.meta.retention_days * DAY_NS or retention.time_ns
     log = partition.log
-    floor = min(partition.durable_floor, partition.floor)
     removed = Removed()
-    if isinstance(log, MemoryLog) or not (time_ns or retention.size_bytes):
-        log.drop_before(floor)
+    if isinstance(log, MemoryLog) or not _keeps(partition, retention):
+        log.drop_before(min(partition.durable_floor, partition.floor))
         return removed, False
-    segments = log.segments()
+    going = _going(partition, log.segments(), retention, now_ns, stored_ns)
+    if going.end:
+        log.drop_before(going.end)
+        for segment in going.old:
+            if segment.end_sequence <= log.start_sequence:
+                removed.segments += 1
+                removed.messages += segment.end_sequence - segment.first_sequence
+                removed.size_bytes += segment.size_bytes
+    return removed, going.is_ahead
+
+
+class _Going(NamedTuple):
+    """The segments that may go.
+
+    Attributes:
+        end: everything below this sequence may; 0: nothing.
+        old: those of them that may because of their age.
+        is_ahead: whether the time of something that was looked at lies far ahead.
+    """
+
+    end: int
+    old: list[SegmentInfo]
+    is_ahead: bool
+
+
+def _keeps(partition: Consumed, retention: Retention) -> bool:
+    """Return whether something is kept that every channel has passed."""
+    return bool(partition.meta.retention_days or retention.time_ns or retention.size_bytes)
+
+
+def _going(
+    partition: Consumed,
+    segments: Sequence[SegmentInfo],
+    retention: Retention,
+    now_ns: int,
+    stored_ns: Callable[[int], int],
+) -> _Going:
+    """Find which segments may go, the active one as if it were sealed."""
+    floor = min(partition.durable_floor, partition.floor)
+    if not _keeps(partition, retention):
+        return _Going(floor, [], False)
+    time_ns = partition.meta.retention_days * DAY_NS or retention.time_ns
     consumed = [segment for segment in segments if segment.end_sequence <= floor]
     kept_bytes = sum(segment.size_bytes for segment in consumed)
     ages = _Ages(segments, now_ns, stored_ns)
     old: list[SegmentInfo] = []
-    drop_to = 0
+    end = 0
     for number, segment in enumerate(consumed):
         too_old = time_ns and ages.stored_ns(number) < now_ns - time_ns
         too_many = retention.size_bytes and kept_bytes > retention.size_bytes
@@ -166,15 +224,8 @@ def drop_consumed(
         if too_old:
             old.append(segment)
         kept_bytes -= segment.size_bytes
-        drop_to = segment.end_sequence
-    if drop_to:
-        log.drop_before(drop_to)
-        for segment in old:
-            if segment.end_sequence <= log.start_sequence:
-                removed.segments += 1
-                removed.messages += segment.end_sequence - segment.first_sequence
-                removed.size_bytes += segment.size_bytes
-    return removed, ages.is_ahead
+        end = segment.end_sequence
+    return _Going(end, old, ages.is_ahead)
 
 
 class _Ages:

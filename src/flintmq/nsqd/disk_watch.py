@@ -5,6 +5,8 @@
     no more than the reserve is free, or a publish found no room --> full: a WARNING
     room again for what was refused, for some time               --> an INFO
 
+While there is no room, what is consumed and stands in segments that are still written to is to go as well.
+
 Rules of this file: ``/ping`` says what is so now. The log has one line for each change, never one for each publish,
 and a disk that goes to and fro is told of ever more seldom: the log may be on it. Once a second the file system is
 asked in a worker thread, as what is mounted there may not answer.
@@ -18,7 +20,7 @@ from collections.abc import Callable
 
 from flintmq.env import Env
 from flintmq.errors import DiskFull
-from flintmq.limits import DISK_RESERVE_BYTES
+from flintmq.limits import BATCH_SIZE_MAX, DISK_RESERVE_BYTES
 from flintmq.net.tasks import Tasks, kept_up
 from flintmq.storage import Files
 
@@ -26,6 +28,8 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 """Seconds between two looks."""
+ROOM_BYTES = DISK_RESERVE_BYTES + BATCH_SIZE_MAX
+"""With so much free there is room for whatever is published at once."""
 HOLD_NS_MIN = 5_000_000_000
 HOLD_NS_MAX = 300_000_000_000
 """Nanoseconds with room before the log says so: twice as many as before where that was too soon, at most the latter."""
@@ -37,13 +41,25 @@ class DiskWatch:
     Args:
         data_path: of the data directory, for people.
         refused: returns why a publish was refused for lack of room last, another error each time; None: none was.
+        make_room: called at each look while there is no room, with the bytes that are wanted.
+        is_short: returns whether somebody else finds that there is too little room, until ``ROOM_BYTES`` are free.
     """
 
-    def __init__(self, env: Env, files: Files, data_path: str, refused: Callable[[], DiskFull | None]) -> None:
+    def __init__(
+        self,
+        env: Env,
+        files: Files,
+        data_path: str,
+        refused: Callable[[], DiskFull | None],
+        make_room: Callable[[int], None] = lambda _wanted_bytes: None,
+        is_short: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._env = env
         self._files = files
         self._data_path = data_path
         self._refused = refused
+        self._make_room = make_room
+        self._is_short = is_short
         self._tasks: Tasks | None = None
         self._is_full = False  # as the log has it
         self._seen: DiskFull | None = None
@@ -99,13 +115,18 @@ class DiskWatch:
         is_new = refused is not None and refused is not self._seen
         if is_new:
             self._seen = self._lack = refused
-        if is_new or _is_lacking(free, self._lack):
+        is_lacking = is_new or _is_lacking(free, self._lack)
+        if is_lacking:
             self._lacked_ns = now_ns
             if not self._is_full:
                 self._begin(self._lack or DiskFull(self._data_path, free, DISK_RESERVE_BYTES), now_ns)
         elif self._is_full and now_ns - self._lacked_ns >= self._hold_ns:
             self._is_full, self._lack, self._freed_ns = False, None, now_ns
             log.info("the disk of %s has room again: %d bytes are free", self._data_path, free)
+        # where a write found no room although there is some (a quota), what is free says nothing
+        wanted = max(ROOM_BYTES - free, BATCH_SIZE_MAX if is_new else 0)
+        if wanted > 0 and (is_lacking or self._is_short()):
+            self._make_room(wanted)
 
     def _begin(self, full: DiskFull, now_ns: int) -> None:
         self._is_full = True

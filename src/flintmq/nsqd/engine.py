@@ -29,7 +29,7 @@ from flintmq.net.turns import Turns
 from flintmq.nsqd.durability import durability_of
 from flintmq.nsqd.leadership import Replication
 from flintmq.nsqd.memory import MemoryWatch
-from flintmq.storage import create_logs, run_tickets
+from flintmq.storage import PartitionLog, create_logs, run_tickets
 
 log = logging.getLogger(__name__)
 
@@ -111,10 +111,11 @@ class Engine:
         self._sync_timer: asyncio.TimerHandle | None = None
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._deadline_ns = 0  # that the timer is set for
-        self._may_retain_more = False  # a snapshot was written that segments had to wait for
+        self._may_retain_more = False  # what segments had to wait for has been written
         self._flush_wanted = asyncio.Event()
         self._flush_task: asyncio.Task[None] | None = None
         self._create_task: asyncio.Task[None] | None = None
+        self._sealed: list[PartitionLog] = []  # to make room on the disk, with :meth:`make_room`
         self._closing = False
 
     # -- turns ---------------------------------------------------------------------------------------------------
@@ -258,6 +259,21 @@ class Engine:
         self._logs_due[log] = None
         self._start_sync()
 
+    def make_room(self, wanted_bytes: int) -> None:
+        """Let what is consumed go from a full disk even where it stands in a segment that is still written to.
+
+        To be called again while there is no room: nothing more is sealed before what was sealed is durable.
+
+        Args:
+            wanted_bytes: that are to become free.
+        """
+        if self._closing or any(each.is_syncing or each in self._logs_due for each in self._sealed):
+            return
+        self._sealed = self.broker.seal_consumed(wanted_bytes, self.due_clock_ns())
+        if self._sealed:
+            self._logs_due |= dict.fromkeys(self._sealed)
+            self._start_sync()
+
     def _start_sync(self) -> None:
         if self._sync_timer is not None:
             self._sync_timer.cancel()
@@ -327,6 +343,9 @@ class Engine:
             each.finish_sync(ticket, error)
             if ticket.snapshot is not None:
                 self._may_retain_more = True
+            if any(each is sealed for sealed in self._sealed):
+                self._may_retain_more = True
+                self._flush_wanted.set()
             if ticket.snapshot_error is not None:
                 log.error("%s: %s", each.directory, each.producers.snapshot_error)
 

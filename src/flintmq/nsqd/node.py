@@ -95,8 +95,15 @@ class Node:
             sync_timeout_ns=options.sync_timeout_ns,
         )
         self._data_path = DataPathWatch(env, files) if isinstance(files, OsFiles) else None  # in memory it has no path
-        self._disk = DiskWatch(env, files, options.data_path, lambda: broker.publishes.disk_full)
         self.agent: Agent | None = None
+        self._disk = DiskWatch(
+            env,
+            files,
+            options.data_path,
+            lambda: broker.publishes.disk_full,
+            self.engine.make_room,
+            lambda: self.agent is not None and self.agent.is_disk_full,
+        )
         self.refusal: FlintError | None = None
         self._stop: asyncio.Event | None = None
         self.lookup = Lookup(env, options, self._peer_info, self._registrations)

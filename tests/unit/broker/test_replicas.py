@@ -562,6 +562,30 @@ def test_while_the_database_cannot_be_written_nothing_is_changed(world):
     assert stored_in(world.log) == leader.stored and world.replica.history == history
 
 
+def test_a_follower_lets_go_of_what_is_consumed_on_a_full_disk_and_goes_on_where_it_was(world):
+    leader = fill(world)
+    world.broker.followed_replicas.append(world.replica, leader.next(4, [b"x" * 5000]))
+    world.sync()
+    end, history = world.log.next_sequence, [*world.replica.history]
+    assert world.broker.seal_consumed(1 << 40, world.due_clock_ns) == [], "a channel may need it"
+    world.log.advance_committed(end)
+    world.replica.rows.durable_floor = end
+    world.replica.rows._backlog_start = end
+    world.replica.work = "something"
+    assert world.broker.seal_consumed(1 << 40, world.due_clock_ns) == [], "something is done with it"
+    world.replica.work = ""
+    assert world.broker.seal_consumed(1 << 40, world.due_clock_ns) == [world.log]
+    world.sync()
+    world.broker.retain_all(world.due_clock_ns)
+    assert world.log.start_sequence == world.log.next_sequence == end
+    world.sync()
+    world.die(power_loss=True)
+    assert (world.log.start_sequence, world.log.next_sequence) == (end, end)
+    assert world.replica.history == history and world.told == []
+    world.broker.followed_replicas.append(world.replica, leader.next(4, [b"y"]))
+    assert world.log.next_sequence == end + 1
+
+
 def test_many_logs_are_cut_behind_several_flushes_and_left_alone_meanwhile(world):
     for number in range(2, 20):
         world.make(number, log_id=number)

@@ -11,9 +11,9 @@ import pytest
 
 from flintmq.env import Env
 from flintmq.errors import DiskFull, StorageError
-from flintmq.limits import DISK_RESERVE_BYTES
+from flintmq.limits import BATCH_SIZE_MAX, DISK_RESERVE_BYTES
 from flintmq.nsqd import disk_watch
-from flintmq.nsqd.disk_watch import HOLD_NS_MAX, HOLD_NS_MIN, DiskWatch
+from flintmq.nsqd.disk_watch import HOLD_NS_MAX, HOLD_NS_MIN, ROOM_BYTES, DiskWatch
 from flintmq.testing import MemoryDisk, MemoryNsqd
 
 SECOND = 1_000_000_000
@@ -30,7 +30,16 @@ class Case:
         self.free = PLENTY
         self.refused: DiskFull | None = None
         self.now_ns = SECOND
-        self.watch = DiskWatch(Env(), self, "/data", lambda: self.refused)  # type: ignore[arg-type]
+        self.is_short = False
+        self.wanted: list[int] = []
+        self.watch = DiskWatch(
+            Env(),
+            self,  # type: ignore[arg-type]
+            "/data",
+            lambda: self.refused,
+            self.wanted.append,
+            lambda: self.is_short,
+        )
 
     def free_bytes(self) -> int:
         return self.free
@@ -169,6 +178,32 @@ def test_one_that_goes_to_and_fro_is_told_of_ever_more_seldom(case: Case):
     case.refuse(SIZE)
     case.pass_time(HOLD_NS_MIN + 2 * SECOND)
     assert case.told() == ["WARNING", "INFO"], "that is long ago"
+
+
+def test_room_is_asked_for_while_there_is_none(case: Case):
+    case.pass_time(3 * SECOND)
+    assert case.wanted == []
+    case.free = DISK_RESERVE_BYTES + SIZE - 1
+    case.pass_time(SECOND)
+    assert case.wanted == [], "nothing was refused"
+    case.refuse(SIZE)
+    case.pass_time(2 * SECOND)
+    assert case.wanted == [BATCH_SIZE_MAX, ROOM_BYTES - case.free]
+    case.free = DISK_RESERVE_BYTES + SIZE
+    case.pass_time(2 * SECOND)
+    assert len(case.wanted) == 2, "there is room for what was refused"
+    case.is_short = True
+    case.pass_time(SECOND)
+    assert case.wanted[2:] == [ROOM_BYTES - case.free], "a cluster wants more"
+    case.free = ROOM_BYTES
+    case.pass_time(SECOND)
+    assert len(case.wanted) == 3
+
+
+def test_room_is_asked_for_where_a_write_finds_none_although_some_is_free(case: Case):
+    case.refuse(SIZE)
+    case.pass_time(5 * SECOND)
+    assert case.wanted == [BATCH_SIZE_MAX], "once for each that is refused"
 
 
 async def test_it_is_looked_at_the_start_and_from_then_on(caplog: pytest.LogCaptureFixture, monkeypatch):

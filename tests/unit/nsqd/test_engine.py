@@ -778,6 +778,38 @@ def test_retention_is_looked_at_now_and_then_when_nothing_happens(monkeypatch):
     run(scenario)
 
 
+@pytest.mark.parametrize("durability", ["fsync", "os", "interval"])
+def test_a_disk_full_of_what_is_consumed_gets_room_without_a_publish(durability):
+    async def scenario(world: World) -> None:
+        world.topic()
+        consumer = world.consumer()
+        world.engine.start()
+        world.publish(b"x" * 10_000)
+        await a_while(3)
+        log = world.partition().log
+        assert isinstance(log, PartitionLog)
+        world.engine.make_room(1)
+        assert len(log.segments()) == 1, "it is not finished"
+        consumer.finish(1)
+        await a_while(2 * CURSOR_FLUSH_S)
+        world.hold("run_tickets")
+        world.engine.make_room(1)
+        await a_while(3)
+        for _ in range(3):
+            world.engine.make_room(1)
+        assert len(log.segments()) == 2, "what was sealed is waited for"
+        world.release()
+        await a_while(2 * CURSOR_FLUSH_S)
+        assert log.start_sequence == log.next_sequence == 2
+        group = world.publish(b"y")
+        await a_while(3)
+        assert group.ended and group.error is None and consumer.bodies[1:] == [b"y"]
+        await world.engine.close()
+        world.engine.make_room(1)
+
+    run(scenario, durability)
+
+
 async def publish_and_finish(world: World, consumer: Consumer, count: int) -> None:
     """Each message fills a segment of 1000 bytes."""
     for _ in range(count):

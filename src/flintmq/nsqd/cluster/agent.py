@@ -453,6 +453,11 @@ class Agent:
         """Why this node takes part no longer, and what to do; empty: it does, or is about to."""
         return self._lease.problem
 
+    @property
+    def is_disk_full(self) -> bool:
+        """Whether others are to lead because this node's disk has too little room."""
+        return self._room.is_full
+
     def _process_replaced(self) -> None:
         """Take part no longer, for good: another process has registered as this node, and speaks for it. The store is
         followed further, so that clients are told what is no business of this node alone.

@@ -181,8 +181,8 @@ class Followings:
         known, its = replica.about.led_by
         if known > epoch or (known == epoch and its != incarnation):
             return f"another process led in epoch {known}: the coordination store is older than the copy here"
-        if replica.log.start_sequence == replica.log.next_sequence:
-            return ""  # whatever comes is right
+        if replica.log.next_sequence == 1:
+            return ""  # it never had anything: whatever comes is right
         if not self._view.is_fed:
             return "the coordination store was not heard yet"
         if state is not None and epoch > state.epoch + (not state.is_contested):
