@@ -143,6 +143,8 @@ class DataLost(FlintError):
 
     def __str__(self) -> str:
         advice = "Set failOnDataLoss=false to go on with what is there"
+        if self.end is None and self.reason in (GONE, CREATED_AGAIN):
+            advice = f"Nobody can tell any more whether there were any, also if all that was seen was read. {advice}"
         if self.reason.startswith(TAKEN_BACK):
             advice = (
                 f"Set failOnDataLoss=false to go on with what is stored from {self.start} on, or begin with a new "

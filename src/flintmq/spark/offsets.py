@@ -61,7 +61,10 @@ EARLIEST_SEQUENCE = -2
 _FORM = 'JSON such as {"topic": {"host:4150/0": 23}}, with -1 for latest and -2 for earliest'
 TIME_MAX_MS = 9_999_999_999_999
 """The latest time that nsqd can be asked for, in milliseconds since 1970."""
-TIMES_FORM = f'JSON such as {{"topic": {{"0": 1767225600000}}}}, milliseconds since 1970 up to {TIME_MAX_MS}'
+TIMES_FORM = (
+    f'JSON such as {{"topic": {{"0": 1767225600000}}}}, milliseconds since 1970 up to {TIME_MAX_MS}, of at least one '
+    "partition"
+)
 _LABEL = re.compile(r"(\d{1,9})/([0-9a-f]{16})")
 
 

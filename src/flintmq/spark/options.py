@@ -253,7 +253,8 @@ def _assigned(text: str) -> tuple[tuple[str, int], ...]:
 
 
 def _times(text: str) -> str:
-    if not isinstance(json.loads(text), dict):
+    times = json.loads(text)
+    if not isinstance(times, dict) or not any(times.values()):  # one that names no partition cannot be meant
         raise ValueError(text)
     return text
 

@@ -312,6 +312,19 @@ def test_options_that_kafka_has(name, text, field, value):
         assert getattr(SourceOptions.parse({**base, spelling: text}), field) == value
 
 
+@pytest.mark.parametrize("name", ["startingOffsetsByTimestamp", "endingOffsetsByTimestamp"])
+@pytest.mark.parametrize("empty", ["{}", '{"t": {}}', " { } "])
+def test_times_of_no_partition_are_refused_by_name(name: str, empty: str):
+    with pytest.raises(OptionError, match=rf"{name}=.*of at least one partition") as caught:
+        source(**{name: empty})
+    assert caught.value.option == name
+
+
+@pytest.mark.parametrize("strategy", ["error", "latest"])
+def test_a_strategy_for_times_is_taken_without_times(strategy: str):
+    source(startingOffsetsByTimestampStrategy=strategy).check_stream()
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
