@@ -290,6 +290,7 @@ class PartitionLog:
         self.on_failed: Callable[[str, str], None] = lambda _directory, _reason: None
         self._space_credit = 0
         self._unsynced: list[Segment] = []  # sealed, not yet synced
+        self._new: Segment | None = None  # of which a power loss could take the name and the header
         self._is_directory_dirty = False
         self._unsynced_parents: list[str] = []
         self._ticket: SyncTicket | None = None
@@ -310,6 +311,7 @@ class PartitionLog:
         self._segments = segments
         self._firsts = [segment.first for segment in segments]
         active = self._active = segments[-1]
+        self._new = None
         self.log_id = self._home.log_id
         self.failed = failed
         self._has_sync_failed = failed is not None
@@ -751,7 +753,7 @@ class PartitionLog:
         self._go_on_with(segment)
 
     def _go_on_with(self, segment: Segment) -> None:
-        self._active = segment
+        self._active = self._new = segment
         self._checkpoint_position = segment.size
         self.next_sequence, self.end_offset_bytes = segment.end, segment.end_offset_bytes
         if not self._tail:
@@ -817,7 +819,7 @@ class PartitionLog:
             return None
         segments = [*self._unsynced]
         # an empty one as well whose name and header are all that will say how far the log was
-        if self._unsynced if self._active.is_empty else self.synced_sequence < self.next_sequence:
+        if self._new is self._active if self._active.is_empty else self.synced_sequence < self.next_sequence:
             segments.append(self._active)
         if not segments and not self._is_directory_dirty and not self.producers.is_snapshot_due:
             return None
@@ -857,6 +859,8 @@ class PartitionLog:
         if ticket.snapshot is not None:
             self.producers.snapshot_ended(ticket.end_sequence, error or ticket.snapshot_error)
         synced = {segment: size for segment, size in ticket.segments if error is None}
+        if self._new in synced:
+            self._new = None
         self._unsynced = [segment for segment in self._unsynced if synced.get(segment) != segment.size]
         for segment, _size in ticket.segments:
             if segment is not self._active:
@@ -1194,7 +1198,7 @@ class PartitionLog:
             segment = self._segments[0]
             if self._is_being_synced(segment) or self.producers.needs(segment):
                 break
-            if len(self._segments) == 2 and self._active.is_empty and segment in self._unsynced:
+            if len(self._segments) == 2 and self._active.is_empty and self._new is self._active:
                 break  # a power loss could take the new one's header, which would be all that is left
             self._is_directory_dirty = True
             self._forget_before(segment.end)

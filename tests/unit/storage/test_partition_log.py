@@ -1135,6 +1135,28 @@ def test_a_log_that_was_emptied_goes_on_where_it_was_behind_a_power_loss():
         assert (log.next_sequence, log.end_offset_bytes) == (end, offset)
 
 
+def test_a_log_that_was_emptied_beside_a_sync_goes_on_where_it_was_behind_a_power_loss():
+    for seed in range(10):
+        kit = Kit()
+        log = kit.open()
+        fill(log, 3)
+        ticket = log.begin_sync()
+        assert ticket is not None
+        log.roll()  # what the sync is not about
+        ticket.run()
+        log.finish_sync(ticket, None)
+        end, offset = log.next_sequence, log.end_offset_bytes
+        assert log.drop_before(end) == 0, "the new one could be lost with the power"
+        if seed % 2:
+            sync(log)
+            log.drop_before(end)
+            assert log.start_sequence == end
+            assert log.begin_sync() is not None, "the deletion"
+        lose_power(kit, seed)
+        log = kit.open()
+        assert (log.next_sequence, log.end_offset_bytes) == (end, offset)
+
+
 def test_timestamps_of_segments():
     kit = Kit(segment_bytes=500)
     log = kit.open()
