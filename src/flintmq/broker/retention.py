@@ -115,13 +115,15 @@ class Retaining:
                 self._ahead[topic] = None
 
     def sealable_bytes(self, partition: Consumed, now_ns: int, is_copied: bool = False) -> int:
-        """Return the size in bytes of the active segment where all of it may go, once it is sealed; 0: it is needed.
+        """Return the size in bytes of the active segment where all of it may go once it is sealed, as it can be now.
+
+        Else 0. A log that is being synced has to wait: that sync is not about what follows the segment.
 
         Args:
             now_ns, is_copied: as for :meth:`apply`.
         """
         log = partition.log
-        if not isinstance(log, PartitionLog) or not log.is_created or log.failed is not None:
+        if not isinstance(log, PartitionLog) or not log.is_created or log.failed is not None or log.is_syncing:
             return 0
         if min(partition.durable_floor, partition.floor) < log.next_sequence:
             return 0

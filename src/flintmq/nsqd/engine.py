@@ -115,7 +115,7 @@ class Engine:
         self._flush_wanted = asyncio.Event()
         self._flush_task: asyncio.Task[None] | None = None
         self._create_task: asyncio.Task[None] | None = None
-        self._sealed: list[PartitionLog] = []  # to make room on the disk, with :meth:`make_room`
+        self._sealed: dict[PartitionLog, None] = {}  # by :meth:`make_room`, and not yet synced
         self._closing = False
 
     # -- turns ---------------------------------------------------------------------------------------------------
@@ -269,9 +269,9 @@ class Engine:
         """
         if self._closing or any(each.is_syncing or each in self._logs_due for each in self._sealed):
             return
-        self._sealed = self.broker.seal_consumed(wanted_bytes, self.due_clock_ns())
+        self._sealed = dict.fromkeys(self.broker.seal_consumed(wanted_bytes, self.due_clock_ns()))
         if self._sealed:
-            self._logs_due |= dict.fromkeys(self._sealed)
+            self._logs_due |= self._sealed
             self._start_sync()
 
     def _start_sync(self) -> None:
@@ -343,7 +343,7 @@ class Engine:
             each.finish_sync(ticket, error)
             if ticket.snapshot is not None:
                 self._may_retain_more = True
-            if any(each is sealed for sealed in self._sealed):
+            if self._sealed.pop(each, False) is None:
                 self._may_retain_more = True
                 self._flush_wanted.set()
             if ticket.snapshot_error is not None:

@@ -779,7 +779,7 @@ def test_retention_is_looked_at_now_and_then_when_nothing_happens(monkeypatch):
 
 
 @pytest.mark.parametrize("durability", ["fsync", "os", "interval"])
-def test_a_disk_full_of_what_is_consumed_gets_room_without_a_publish(durability):
+def test_a_disk_full_of_what_is_consumed_gets_room_without_a_publish(durability, monkeypatch):
     async def scenario(world: World) -> None:
         world.topic()
         consumer = world.consumer()
@@ -801,9 +801,12 @@ def test_a_disk_full_of_what_is_consumed_gets_room_without_a_publish(durability)
         world.release()
         await a_while(2 * CURSOR_FLUSH_S)
         assert log.start_sequence == log.next_sequence == 2
+        retained: list[int] = []
+        monkeypatch.setattr(world.broker, "retain_all", retained.append)
         group = world.publish(b"y")
         await a_while(3)
         assert group.ended and group.error is None and consumer.bodies[1:] == [b"y"]
+        assert retained == [], "with room, later syncs are about messages alone"
         await world.engine.close()
         world.engine.make_room(1)
 
