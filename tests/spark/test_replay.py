@@ -163,6 +163,13 @@ def test_columns_that_are_dictionaries(nsqd: NsqdProcess, topic: str, tmp_path: 
     assert found == sorted(who)
 
 
+def test_files_that_differ_in_what_is_not_used_are_sorted_together(nsqd: NsqdProcess, topic: str, tmp_path: Path):
+    for number, kind in enumerate((pa.int32(), pa.int64())):
+        table(tmp_path / f"{number}.parquet", at=[3 - number], offset=pa.array([number], kind), body=[b"%d" % number])
+    assert replay(tmp_path, nsqd=nsqd.address, topic=topic, order_by=["at"]).rows == 2
+    assert [body for _, body in stored(nsqd.address, topic)] == [b"1", b"0"]
+
+
 def test_columns_that_cannot_be_sorted_or_told_apart(nsqd: NsqdProcess, topic: str, tmp_path: Path):
     given: dict[str, Any] = {"nsqd": nsqd.address, "topic": topic, "dry_run": True}
     listed = table(tmp_path / "listed.parquet", at=pa.array([[1], [2]]), body=bodies(0, 2))

@@ -493,7 +493,7 @@ class _Job:
             return
         gathered, size = [], 0
         for each in rows:
-            gathered.append(each)
+            gathered.append(each.select(self._columns(each.schema)))  # what else was read may differ between files
             size += each.nbytes
             if size > SORTED_BYTES_MAX:
                 reason = f"more than {SORTED_BYTES_MAX >> 20} MiB to sort: replay less at a time (since, until)"
