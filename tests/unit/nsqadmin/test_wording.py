@@ -53,3 +53,8 @@ def test_what_a_stranger_wrote_is_short_and_seen() -> None:
 )
 def test_words(shown: str, text: str):
     assert shown.replace(wording.NO_BREAK_SPACE, " ") == text
+
+
+def test_bodies_keep_their_lines():
+    assert wording.readable("a\tb\r\n\u202eevil \x1b[31m\n") == "a\tb\r\n\\u202eevil \\u001b[31m\n"
+    assert wording.readable("שלום\n") == "שלום\n"

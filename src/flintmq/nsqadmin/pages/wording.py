@@ -163,8 +163,13 @@ def visible(value: object, most: int = 80) -> str:
     return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
+def readable(body: str) -> str:
+    """A message's body with such characters escaped, but lines and tabs as they are."""
+    return _UNSEEN.sub(lambda found: found[0] if found[0] in "\t\n\r" else visible(found[0]), body)
+
+
 FILTERS = {
     "count": count, "compact": compact, "rate": rate, "size": size, "span": span, "percent": percent, "moment": moment,
     "exact_moment": exact_moment, "iso": iso, "plural": plural, "setting": setting, "alike": alike,
-    "in_words": in_words, "visible": visible,
+    "in_words": in_words, "visible": visible, "readable": readable,
 }  # fmt: skip

@@ -40,8 +40,8 @@ class Room:
         nothing = cast(Any, None)
         self.view: Any = SimpleNamespace(topics={})
         self.alone = Alone(
-            clock, engine, self.view, nothing, bringing, wishes, nothing, nothing, nothing, Tasks(self._loop),
-            self._tell,
+            clock, engine, cast(Any, self.view), nothing, bringing, wishes, nothing, nothing, nothing,
+            Tasks(self._loop), self._tell,
         )  # fmt: skip
 
     async def _bring(self, topic: str) -> None:
