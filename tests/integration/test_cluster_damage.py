@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import shutil
 import signal
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 
@@ -79,6 +81,13 @@ def _flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+def _noted_as_written(node: Nsqd, topic: str) -> int:
+    """Everything below this sequence survives the end of the process, as the node's database has it."""
+    with closing(sqlite3.connect(f"file:{node.data_path}/channels.db?mode=ro", uri=True)) as database:
+        found = database.execute("SELECT written FROM log WHERE topic = ?", (topic,)).fetchone()
+    return int(found[0]) if found else 0
+
+
 def _has_all(node: Nsqd, topic: str) -> bool:
     data = b"".join(path.read_bytes() for path in node.segment_paths(topic))
     return all(body in data for body in _bodies())
@@ -127,6 +136,7 @@ def test_what_no_other_copy_has_is_told_of_as_lost(cluster: Cluster) -> None:
     with leader.connect() as connection:
         for body in _bodies():
             connection.ok(b"PUB %s 0\n%s" % (topic.encode(), sized(body)))
+    wait_until(lambda: _noted_as_written(leader, topic) > MESSAGES, "damage behind that is taken for a cut write")
     leader.kill()
     _flip(_segment(leader, topic))
     cluster.mend()
