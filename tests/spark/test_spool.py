@@ -322,6 +322,24 @@ def test_a_spool_whose_directory_is_removed_ends_and_finishes_nothing(
     assert not (tmp_path / "spool").exists()
 
 
+@pytest.mark.parametrize("what", ["t-{topic}", "t-{topic}/00000000000000000001.log"])
+def test_a_spool_of_which_something_is_replaced_by_its_copy_finishes_nothing(
+    plain: PlainNsqd, topic: str, query: Callable[..., Query], tmp_path: Path, what: str
+):
+    plain.publish(topic, numbered(0, 10))
+    reading = query()
+    until_rows(reading, 10)
+    in_time(lambda: plain.unfinished(topic, "spark") == 0)
+    place = tmp_path / "spool" / what.format(topic=topic)
+    (shutil.copytree if place.is_dir() else shutil.copy)(place, tmp_path / "copy")
+    place.rename(tmp_path / "away")
+    (tmp_path / "copy").rename(place)
+    plain.publish(topic, numbered(10, 110))
+    with pytest.raises(SpoolFailed, match=r"is another one than the spool writes to: .*No more messages are finished"):
+        in_time(lambda: reading.step() < 0)
+    assert plain.unfinished(topic, "spark") == 100
+
+
 def test_a_file_system_that_is_too_small_is_refused_with_the_number(
     topic: str, query: Callable[..., Query], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

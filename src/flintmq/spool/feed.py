@@ -28,8 +28,7 @@ from flintmq.errors import DiskFull, FlintError, StorageError, WriteFailed
 from flintmq.limits import MESSAGE_ID_SIZE
 from flintmq.message import ID_POSITION, frame_sizes, internal_id
 from flintmq.spool.held import Held, Same
-from flintmq.storage import MemoryLog, PartitionLog
-from flintmq.storage.partition_log import SyncTicket
+from flintmq.storage import File, MemoryLog, PartitionLog, SyncTicket
 
 RETRY_S = 2.0
 """A full disk is looked at again after so long."""
@@ -98,8 +97,8 @@ class Feed:
         quiet_s: so long nothing old has to come before everything has.
         is_ending: find out when everything has come.
         fail: called with what ends the spool.
-        gone: says, of the path of a file that was synced, why the next start would not find it; empty when it would.
-            Blocks; called in a worker thread.
+        gone: says, of the path of a file that was synced and the file, if it is open, why the next start would not find
+            it; empty when it would. Blocks; called in a worker thread.
 
     Attributes:
         floor: everything below it was read and committed.
@@ -120,7 +119,7 @@ class Feed:
         quiet_s: float,
         is_ending: bool,
         fail: Callable[[FlintError], object],
-        gone: Callable[[str], str] = lambda _path: "",
+        gone: Callable[[str, File | None], str] = lambda _path, _file: "",
     ) -> None:
         self.topic = topic
         self.log = partition_log
@@ -341,8 +340,9 @@ class Feed:
 
     def _sync_files(self, ticket: SyncTicket) -> None:
         ticket.run()
-        gone = self._gone(ticket.segments[-1][0].path if ticket.segments else ticket.directory)
-        if gone:
+        segment = ticket.segments[-1][0] if ticket.segments else None
+        path, file = (ticket.directory, None) if segment is None else (segment.path, segment.live_file)
+        if gone := self._gone(path, file):
             raise OSError(gone)
 
     async def _sync(self) -> None:
@@ -369,11 +369,11 @@ class Feed:
 
     def move(self, sequence: int) -> None:
         """Everything below ``sequence`` has been read for good."""
-        before = self.floor
+        before, was_starved = self.floor, self.consumer.is_starved
         self.floor = max(self.floor, min(sequence, self.log.committed_sequence))
         if self.floor > before:
             self._disk_since = self._loop.time()  # there is room again
-        if not self._is_kept and self._held.finish_below(self.floor):
+        if not self._is_kept and self._held.finish_below(self.floor) and (was_starved or before < self._old_end):
             self._heard_old()  # what nsqd held back for these comes now
         self._drop()
 

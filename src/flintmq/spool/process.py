@@ -49,7 +49,17 @@ from flintmq.spark.options import LinkOptions
 from flintmq.spool.feed import TICK_S, Feed
 from flintmq.spool.headers import HeadersDiffer, Said, ask, what_holds
 from flintmq.spool.server import Connection, Service
-from flintmq.storage import Corruption, MemoryLog, OsFiles, PartitionLog, ReadCache, replace_file
+from flintmq.storage import (
+    Corruption,
+    File,
+    FileIdentity,
+    MemoryLog,
+    OsFile,
+    OsFiles,
+    PartitionLog,
+    ReadCache,
+    replace_file,
+)
 
 FORM = 1
 STATE = "spool.json"
@@ -224,7 +234,7 @@ class Spool:
             quiet_s=self._quiet_s,
             is_ending=self._settings.ends,
             fail=self._fail,
-            gone=self._gone,
+            gone=self._gone_file,
         )
 
     def _consumer(self, topic: str, has_headers: bool) -> BulkConsumer:
@@ -372,13 +382,25 @@ class Spool:
             for feed in self._feeds.values():
                 feed.tick()
 
-    def _gone(self, path: str) -> str:
-        """Say why the next start would not find something in the directory; empty when it would. Blocks."""
+    def _gone_file(self, path: str, file: File | None) -> str:
+        return self._gone(path, file.identity() if isinstance(file, OsFile) else None)
+
+    def _gone(self, path: str, identity: FileIdentity | None) -> str:
+        """Say why the next start would not find something in the directory; empty when it would. Blocks.
+
+        Args:
+            identity: of what has to have this path; None: whatever it is.
+        """
         files = self._files
         assert files is not None, "what is in memory has no place"
-        if not files.displaced() and files.exists(path):
+        if files.displaced():
+            what = "it is not there any more"
+        elif (found := files.identity(path)) is None:
+            what = f"{path} in it is not there any more"
+        elif identity not in (None, found):
+            what = f"{path} in it is another one than the spool writes to"
+        else:
             return ""
-        what = f"{path} in it is not there any more" if not files.displaced() else "it is not there any more"
         return (
             f"spoolLocation {files.root}: {what}: it was removed, moved, or something was mounted over it. No more "
             "messages are finished in nsqd. Put it back and start the query again; if it cannot be, what was stored "
@@ -391,11 +413,12 @@ class Spool:
         Raises:
             StorageError: it is not.
         """
+        assert self._files is not None, "what is in memory has no place"
+        places = {path: self._files.identity(path) for path in (f"t-{topic}" for topic in self._feeds)}
         while True:
             await asyncio.sleep(LOOK_S)
-            for feed in self._feeds.values():
-                gone = await self._env.run_blocking(self._gone, f"t-{feed.topic}")
-                if gone:
+            for path, identity in places.items():
+                if gone := await self._env.run_blocking(self._gone, path, identity):
                     raise StorageError(gone)
 
     # -- what is known over a restart ---------------------------------------------------------------------------------

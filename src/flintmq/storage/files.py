@@ -238,6 +238,14 @@ def permission_missing(path: str) -> PermissionMissing:
     return PermissionMissing(path, os.geteuid(), owner)
 
 
+FileIdentity = tuple[int, int]
+"""The device and the inode of a file or directory: another one of the same name has others."""
+
+
+def _identity(found: os.stat_result) -> FileIdentity:
+    return found.st_dev, found.st_ino
+
+
 class OsFile:
     """A file of the operating system."""
 
@@ -274,6 +282,10 @@ class OsFile:
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size
+
+    def identity(self) -> FileIdentity:
+        """Return which file this is, whatever its name is now."""
+        return _identity(os.fstat(self._fd))
 
     def truncate(self, size: int) -> None:
         os.ftruncate(self._fd, size)
@@ -478,7 +490,7 @@ class OsFiles:
         is stored, so that it can be deleted. A file system that compresses keeps no room by this.
         """
         try:
-            if not self.exists(RESERVE_NAME) and self.free_bytes() >= DISK_RESERVE_BYTES:
+            if not self._exists(RESERVE_NAME) and self.free_bytes() >= DISK_RESERVE_BYTES:
                 with contextlib.closing(self.open(RESERVE_NAME, create=True)) as file:
                     file.write_at(0, bytes(_RESERVE_BYTES))
         except OSError as error:
@@ -487,7 +499,7 @@ class OsFiles:
 
     def _give_up_reserve(self) -> None:
         try:
-            if self.free_bytes() < _RESERVE_BYTES and self.exists(RESERVE_NAME):
+            if self.free_bytes() < _RESERVE_BYTES and self._exists(RESERVE_NAME):
                 self.remove(RESERVE_NAME)
                 log.warning("%s: the disk is full; %s was deleted, to start all the same", self.root, RESERVE_NAME)
         except OSError as error:
@@ -508,13 +520,15 @@ class OsFiles:
             error.filename = absolute
             raise
 
-    def exists(self, path: str) -> bool:
-        """Return whether there is a file or directory of this name. Blocks."""
+    def _exists(self, path: str) -> bool:
+        return self.identity(path) is not None
+
+    def identity(self, path: str) -> FileIdentity | None:
+        """Return which file or directory has this name, None: none. Blocks."""
         try:
-            os.stat(path, dir_fd=self._directory_fd)
+            return _identity(os.stat(path, dir_fd=self._directory_fd))
         except OSError:
-            return False
-        return True
+            return None
 
     def _is_directory(self, path: str) -> bool:
         try:

@@ -85,13 +85,18 @@ class World:
         await self.syncs.wait()
         return function(*arguments)
 
-    def deliver(self, first: int, end: int, attempts: int = 1, size: int = 10, link: Any = None) -> None:
-        self.deliver_bodies(first, [b"b" * size] * (end - first), attempts, link)
+    def deliver(
+        self, first: int, end: int, attempts: int = 1, size: int = 10, link: Any = None, at_ns: int = 0
+    ) -> None:
+        self.deliver_bodies(first, [b"b" * size] * (end - first), attempts, link, at_ns)
 
-    def deliver_bodies(self, first: int, bodies: list[bytes], attempts: int = 1, link: Any = None) -> None:
+    def deliver_bodies(
+        self, first: int, bodies: list[bytes], attempts: int = 1, link: Any = None, at_ns: int = 0
+    ) -> None:
+        """Deliver messages that were published ``at_ns``, long ago when it is 0."""
         end = first + len(bodies)
         stream = b"".join(
-            MESSAGE_HEADER.pack(30 + len(body), 2, number, attempts, message_id) + body
+            MESSAGE_HEADER.pack(30 + len(body), 2, at_ns + number, attempts, message_id) + body
             for number, message_id, body in zip(range(first, end), ids(first, end), bodies, strict=True)
         )
         connection, owner = ClientConnection(), cast(Any, None)
@@ -346,6 +351,25 @@ async def test_a_full_disk_gives_messages_back_and_is_tried_again(monkeypatch):
     await world.feed.close()
 
 
+@pytest.mark.parametrize("is_starved", [True, False])
+async def test_what_was_published_later_and_is_finished_is_no_sign_of_more(monkeypatch, is_starved: bool):
+    """Unless nsqd held something back for it: else a topic that is published to without pause would have no end."""
+    monkeypatch.setattr(module, "PROBE_S", 0.0)
+    world = World(MemoryDisk(), is_kept=False)
+    world.deliver(1, 11)
+    world.tick(2 * module.PROBES)
+    assert world.feed.is_caught_up
+    world.feed.move(11)
+    assert not world.feed.is_caught_up, "what waited was finished, and nsqd may have held some back"
+    world.tick(2 * module.PROBES)
+    world.deliver(11, 21, at_ns=2**62)
+    world.consumer.is_starved = is_starved
+    world.feed.move(21)
+    world.consumer.is_starved = False
+    assert world.feed.is_caught_up == (not is_starved)
+    await world.feed.close()
+
+
 @pytest.mark.parametrize("back_s", [3600.0, 0.0])
 async def test_silence_is_no_end_while_what_was_given_back_is_to_come_again(monkeypatch, back_s: float):
     for name, value in (("RETRY_S", 0.01), ("PROBE_S", 0.0), ("BACK_S", back_s)):
@@ -438,10 +462,10 @@ async def test_what_is_synced_to_a_place_that_is_gone_is_not_finished():
     world = World(MemoryDisk())
     world.deliver(1, 11)
     await world.settle()
-    looked: list[str] = []
+    looked: list[tuple[str, bool]] = []
 
-    def gone(path: str) -> str:
-        looked.append(path)
+    def gone(path: str, file: Any) -> str:
+        looked.append((path, file is not None))
         return "spoolLocation is not there any more"
 
     world.feed._gone = gone
@@ -450,7 +474,7 @@ async def test_what_is_synced_to_a_place_that_is_gone_is_not_finished():
     world.deliver(21, 31)
     await world.feed.close()
     assert world.link.finished == ids(1, 11) and world.link.requeued == [*ids(21, 31), *ids(11, 21)]
-    assert looked == ["t-x/00000000000000000001.log"]
+    assert looked == [("t-x/00000000000000000001.log", True)]
     assert "spoolLocation is not there any more" in str(world.failures[0])
 
 
