@@ -555,14 +555,20 @@ def test_directories_of_single_nodes_join_as_they_are(daemons: Daemons, capsys: 
         cluster.close()
 
 
-@pytest.mark.parametrize("kind", ["own", "etcd"])
-def test_a_topic_of_as_many_partitions_as_there_may_be_joins_whole(kind: str, daemons: Daemons, tmp_path: Path) -> None:
+def with_a_wide_topic(daemons: Daemons) -> tuple[Path, int]:
+    """A data directory of a node that was alone, with a message in the last partition of as many as there may be."""
     path, count = daemons.new_directory("one"), 255
     alone = daemons.nsqd(data_path=path)
     alone.post(f"/topic/create?topic=wide&partition_num={count}")
     with alone.connect() as publisher:
         publisher.ok(b"PUB wide %d\n%s" % (count - 1, sized(b"before")))
     alone.stop()
+    return path, count
+
+
+@pytest.mark.parametrize("kind", ["own", "etcd"])
+def test_a_topic_of_as_many_partitions_as_there_may_be_joins_whole(kind: str, daemons: Daemons, tmp_path: Path) -> None:
+    path, count = with_a_wide_topic(daemons)
     etcd = Etcd(tmp_path, "s0").launch().wait() if kind == "etcd" else None
     try:
         cluster = Cluster(daemons, copies_on=1, data_paths=[path], store=etcd.url if etcd is not None else "")
@@ -660,12 +666,7 @@ class _Cutting:
 def test_who_is_killed_between_the_transactions_of_a_wide_topic_goes_on(
     nth: int, is_carried_out: bool, daemons: Daemons
 ) -> None:
-    path, count = daemons.new_directory("one"), 255
-    alone = daemons.nsqd(data_path=path)
-    alone.post(f"/topic/create?topic=wide&partition_num={count}")
-    with alone.connect() as publisher:
-        publisher.ok(b"PUB wide %d\n%s" % (count - 1, sized(b"before")))
-    alone.stop()
+    path, count = with_a_wide_topic(daemons)
     cluster = Cluster(daemons, copies_on=0)
     store, lookupd = cluster.nsqlookupd.http, address_of(cluster.nsqlookupd.tcp)
     killed = threading.Event()

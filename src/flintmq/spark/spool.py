@@ -116,9 +116,8 @@ class SpoolProcess:
                 is_killed = code < 0 and not self._was_slow
                 if code != EXIT_TAKEN and not is_killed:
                     raise
-                retries.failed(
-                    error, "starting the spool"
-                )  # that of a killed driver may be about to end; who kills may stop
+                # that of a killed driver may be about to end; who kills may stop
+                retries.failed(error, "starting the spool")
 
     def check(self) -> None:
         """Say why it has ended, if it has; called when it does not answer.

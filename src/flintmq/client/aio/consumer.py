@@ -574,7 +574,7 @@ class BulkConsumer(Consumer[bytes]):
     @property
     def links(self) -> tuple[Link, ...]:
         """Everything that is subscribed now."""
-        return self._consuming.flow.connections
+        return self._consuming.connections()
 
     def may_deliver(self, link: Link) -> bool:
         """Whether nsqd is to deliver over a connection what it has."""
