@@ -50,7 +50,7 @@ _ROWS = (
     Code("E_REQ_FAILED", False, "ignore", "nsq", "the message is not in flight on this connection"),
     Code("E_TOUCH_FAILED", False, "ignore", "nsq", "the message is not in flight on this connection"),
     Code("E_IDENTIFY_FAILED", True, "give_up", "nsq", "the features asked for cannot be had together, or TLS failed"),
-    Code("E_AUTH_FAILED", True, "give_up", "nsq", "the auth server refused or did not answer; after the handshake: retry"),
+    Code("E_AUTH_FAILED", True, "give_up", "nsq", "the auth server refused or is away; after the handshake: retry"),
     Code("E_AUTH_ERROR", True, "give_up", "nsq", "an internal error while authorising; after the handshake: retry"),
     Code("E_AUTH_DISABLED", True, "give_up", "nsq", "AUTH sent to a server without auth"),
     Code("E_AUTH_FIRST", True, "give_up", "nsq", "the server requires AUTH before this command"),
