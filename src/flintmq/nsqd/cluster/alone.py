@@ -125,10 +125,10 @@ class Alone:
                 continue
             if not self.has(topic) or not (each.is_given_again or topic in self._view.topics):
                 self._forget(topic)
-            elif not each.is_given_again:
-                continue
-            elif now_ns >= each.due_ns or (isinstance(each.error, Double) and topic not in self._view.topics):
-                self.bring_soon(topic, is_again=True)
+            elif each.is_given_again:
+                has_no_other = isinstance(each.error, Double) and topic not in self._view.topics
+                if now_ns >= each.due_ns or has_no_other:
+                    self.bring_soon(topic, is_again=True)
 
     def _note(self, error: NotBrought) -> None:
         """Remember that a topic was not taken, unless it is one that only an operator's request makes the cluster's."""
