@@ -257,12 +257,17 @@ def check_wanted(path: Path, schema: pa.Schema, wanted: Wanted) -> None:
         if name == "timestamp":
             allowed, is_allowed = "a timestamp", pa.types.is_timestamp(kind)
         elif name == "topic":
-            inner = kind.value_type if pa.types.is_dictionary(kind) else kind
+            inner = value_type(kind)
             allowed, is_allowed = "text", pa.types.is_string(inner) or pa.types.is_large_string(inner)
         else:
             allowed, is_allowed = "whole numbers", pa.types.is_integer(kind)
         if not is_allowed:
             raise OptionError("column", f"{name} {kind}", f"{path}: it has to be {allowed}", ARGUMENT)
+
+
+def value_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of the values of a column; a dictionary, which pandas makes of its categories, is but a form."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def as_signed(numbers: pa.Array) -> pa.Array:

@@ -41,6 +41,7 @@ from flintmq.pipeline.parquet import (
     find_files,
     read_footer,
     read_rows,
+    value_type,
 )
 from flintmq.pipeline.runner import Runner, run_command
 from flintmq.spark.broker import POOL, TOPIC_NOT_EXIST
@@ -268,7 +269,7 @@ class _Job:
                 if schema.names.count(name) > 1:
                     raise FilesError(file, f"{schema.names.count(name)} of its columns are named {name}: rename one")
             check_wanted(file, schema, self._wanted)
-            kinds = {name: _plain(schema.field(name).type) for name in columns}
+            kinds = {name: value_type(schema.field(name).type) for name in columns}
             for name in self._order_by:
                 if not _is_sorted(kinds[name]):
                     raise FilesError(file, f"its {name} is {kinds[name]}, which has no order: name another column")
@@ -452,7 +453,7 @@ class _Job:
         kept = {name: _kept_in(schema, name) for name in self._keep}
         for name, column in {"body": self._body, "key": self._key, **kept}.items():
             if column:
-                kind = _plain(schema.field(column).type)
+                kind = value_type(schema.field(column).type)
                 spark = _spark_type(kind)
                 if spark not in _KINDS[name]:
                     raise OptionError("column", f"{column} {kind}", f"{file}: it cannot be the {name}", ARGUMENT)
@@ -571,13 +572,10 @@ def _has_headers(layout: Layout, sink: SinkOptions, identity: TaskIdentity) -> b
     return bool(told.get("has_headers", True)) or not is_here
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the values of a column; a dictionary, which pandas makes of its categories, is but a form."""
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
-
-
 def _without_dictionaries(rows: pa.RecordBatch) -> pa.RecordBatch:
-    columns = {field.name: rows.column(at).cast(_plain(field.type)) for at, field in enumerate(rows.schema)}
+    if not any(map(pa.types.is_dictionary, rows.schema.types)):
+        return rows
+    columns = {field.name: rows.column(at).cast(value_type(field.type)) for at, field in enumerate(rows.schema)}
     return pa.RecordBatch.from_pydict(columns)
 
 
