@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import json
+import os
 import re
 import subprocess
 import threading
@@ -26,8 +27,8 @@ from tests.integration.utilities import flintmq
 class Report:
     """What doctor printed with ``--json``, and how it ended."""
 
-    def __init__(self, *flags: str) -> None:
-        done = flintmq("doctor", "--json", "--timeout=10s", *flags)
+    def __init__(self, *flags: str, **environment: str) -> None:
+        done = flintmq("doctor", "--json", "--timeout=10s", *flags, environment={**os.environ, **environment})
         self.code = done.returncode
         self.stderr = done.stderr
         self.findings = [json.loads(line) for line in done.stdout.splitlines()]
@@ -588,6 +589,24 @@ def test_http_that_asks_for_a_token(daemons: Daemons, tmp_path: Path, monkeypatc
         assert TOKENS["reader"] not in str(report.findings)
     both = Report(where, f"--token=file:{tmp_path / 'reader'}", f"--token-file={tmp_path / 'reader'}")
     assert both.code == 2 and "name two tokens" in both.stderr
+
+
+def test_it_looks_where_the_other_commands_look(daemons: Daemons, monkeypatch: pytest.MonkeyPatch):
+    lookupd = daemons.nsqlookupd()
+    nsqd = daemons.nsqd("--durability=os")
+    http, tcp, nsqd_http = (address_of(each) for each in (lookupd.http, nsqd.tcp, nsqd.http))
+    for report in (
+        Report(f"--lookupd={http}", "--nsqd", tcp, f"--nsqd-http={nsqd_http}"),
+        Report(FLINTMQ_LOOKUPD=http, FLINTMQ_NSQD=tcp, FLINTMQ_HTTP=nsqd_http),
+    ):
+        assert report.of(f"nsqlookupd http://{http}", "ok") and report.of(f"nsqd {tcp}", "ok"), report.findings
+        assert not any("HTTP" in text for text in report.of("nsqd", "warning")), report.findings
+    named = Report(f"--lookupd={http}", FLINTMQ_NSQD="127.0.0.1:1")  # a flag goes before the environment
+    assert not named.of("nsqd 127.0.0.1:1", "problem"), named.findings
+    assert Report(FLINTMQ_NSQD="127.0.0.1").of("nsqd 127.0.0.1:4150", "problem")
+    assert Report(FLINTMQ_NSQD=tcp, FLINTMQ_TLS="1").of(f"nsqd {tcp}", "problem")
+    wrong = Report(FLINTMQ_NSQD=tcp, FLINTMQ_HTTP="127.0.0.1:1,127.0.0.1:2")
+    assert wrong.code == 2 and "2 are named there, and 1 nsqd" in wrong.stderr
 
 
 def test_a_token_is_not_shown_in_clear_to_who_was_found_over_https(daemons: Daemons, tmp_path: Path):

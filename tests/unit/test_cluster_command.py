@@ -32,9 +32,11 @@ class Master:
         self.answer: Any = None
         self.refusals: list[str] = []
         self.dead: set[str] = set()
+        self.patience_s: set[float] = set()
         self.is_cluster = True
 
     def ask(self, admin: Any, question: Any) -> Any:
+        self.patience_s.add(admin._timeout_s)
         if admin.address in self.dead:
             raise ConnectionFailed(admin.address, "refused")
         if question.target.startswith("/cluster/status"):
@@ -134,6 +136,15 @@ def test_who_has_asked_for_as_long_as_it_waits_says_what_is_so(
     master.statuses = [msgspec.structs.replace(WHOLE, topics=[])]
     assert cli.main(words) == 1
     assert capsys.readouterr().err.rstrip().endswith("; now: topic t is not known yet")
+
+
+@pytest.mark.parametrize(
+    ("words", "within_s"),
+    [("--wait --within=10s", 10), ("--wait --within=1ms", 5), ("--wait", 45), ("--wait --within=10s --timeout=7s", 7)],
+)
+def test_one_answer_is_not_waited_for_beyond_the_time_of_all(master: Master, words: str, within_s: float) -> None:
+    assert cli.main(["topic", "create", "t", "--partitions=1", *words.split()]) == 0
+    assert master.patience_s == {within_s}
 
 
 def test_a_topic_that_is_gone_by_the_first_try_is_not_deleted_again(master: Master) -> None:

@@ -88,7 +88,10 @@ class TooFewNodes(NoPlace):
             return "no nsqd of the cluster takes partitions: start one, or wait until one is back"
         text = f"replicator={self.wanted}, and there are {self.node_count} nsqds on {self.host_count} machines"
         if self.host_count < self.node_count and not self.allow_same_host:
-            return f"{text}, which have one copy each; start nsqds on other machines, or ask for fewer copies"
+            return (
+                f"{text}, which have one copy each; start nsqds on other machines, ask for fewer copies, or give each "
+                "nsqlookupd --allow-same-host, with which the loss of one machine can be that of all copies"
+            )
         return f"{text}; start more, or ask for fewer copies"
 
 

@@ -51,6 +51,7 @@ from flintmq.topic_meta import REPLICATOR_MAX, usual_min_in_sync
 
 _LOOKUPD = "localhost:4161"
 _POLL_S = 0.5
+_ANSWER_MIN = timedelta(seconds=5)  # a shorter --within does not make the daemons faster
 _ASK_AGAIN_S_MAX = 5.0
 """Between two tries of a change, at most; it begins with ``_POLL_S``, and is twice as long each time."""
 _TURN_S = 3.0
@@ -110,6 +111,8 @@ class Command:
 
     def __init__(self, given: argparse.Namespace) -> None:
         self.given = given
+        if self.waits:  # nor is one answer waited for much longer than all is
+            given.deadline = min(given.deadline, max(given.within, _ANSWER_MIN))
         self.is_json: bool = given.json
         self._token = shown_token(given)
         self._options = ConnectionOptions(

@@ -19,8 +19,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import importlib.metadata
 import json
+import os
 import platform
 import socket
 import sys
@@ -63,7 +65,7 @@ from flintmq.options import (
 )
 from flintmq.tools.admin import fill_in
 from flintmq.tools.secret import secret_of
-from flintmq.tools.shell.arguments import VARIABLES
+from flintmq.tools.shell.arguments import LOOKUPD_HTTP_PORT, NSQD_TCP_PORT, VARIABLES, is_on, split_host
 from flintmq.tools.shell.secrets import shown_token
 from flintmq.version import __version__
 from flintmq.wire.client import MessageFailed, Messages
@@ -79,6 +81,11 @@ _NAMED_MAX = 8
 _ADDRESS_MAX = 300  # a host name has at most 253 characters
 
 _LOOKUPD_HERE, _NSQD_HERE = "127.0.0.1:4161", "127.0.0.1:4150"
+_AS_OTHERS_SAY = {
+    "--lookupd": "--lookupd-http-address",
+    "--nsqd": "--nsqd-tcp-address",
+    "--nsqd-http": "--nsqd-http-address",
+}  # how the commands for people spell it
 _WHAT, _SECURITY, _HOW = "What to look at", "Security", "How"
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
 _STATUS = msgspec.json.Decoder(ClusterStatus)
@@ -665,10 +672,10 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         OptionError: a flag is wrong.
     """
-    options = read_command(DoctorOptions, arguments, PROGRAM, version_line(PROGRAM, __version__))
+    options = read_command(DoctorOptions, _as_nsq_spells(arguments), PROGRAM, version_line(PROGRAM, __version__))
     if options is None:
         return 0
-    doctor = Doctor(options, system_env())
+    doctor = Doctor(with_environment(options, os.environ), system_env())
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         findings = runner.run(doctor.examine())
     if options.json:
@@ -681,6 +688,58 @@ def run(arguments: Sequence[str]) -> int:
     else:
         sys.stdout.write(render(findings))
     return 1 if any(finding.level == PROBLEM for finding in findings) else 0
+
+
+def _as_nsq_spells(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with the addresses' flags as NSQ's tools spell them, where ours spell them."""
+    found = []
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        found.append(_AS_OTHERS_SAY.get(flag, flag) + equals + value)
+    return found
+
+
+def with_environment(options: DoctorOptions, environment: Mapping[str, str]) -> DoctorOptions:
+    """Return the options with what is not given from the variables of the other commands.
+
+    Addresses are taken from there where no flag names any.
+
+    Raises:
+        UsageError: more HTTP addresses of nsqd are named there than nsqd.
+        OptionError: one of them is no address.
+    """
+    if not options.lookupd_http_address and not options.nsqd_tcp_address:
+        https = tuple(_addresses_of(environment, "nsqd_http"))
+        nsqd = tuple(_with_port(each, NSQD_TCP_PORT, "nsqd") for each in _addresses_of(environment, "nsqd"))
+        if https and not nsqd:
+            nsqd = (_NSQD_HERE,)
+        if https and len(https) != len(nsqd):
+            raise UsageError(
+                f"{VARIABLES['nsqd_http']} is for each nsqd of {VARIABLES['nsqd']}, in the same order: {len(https)} "
+                f"are named there, and {len(nsqd)} nsqd"
+            )
+        lookups = (_with_port(each, LOOKUPD_HTTP_PORT, "lookupd") for each in _addresses_of(environment, "lookupd"))
+        options = dataclasses.replace(
+            options, lookupd_http_address=tuple(lookups), nsqd_tcp_address=nsqd, nsqd_http_address=https
+        )
+    tls, secret = (environment.get(VARIABLES[name], "") for name in ("tls", "auth_secret"))
+    return dataclasses.replace(
+        options,
+        tls=options.tls or is_on(tls),
+        auth_secret=options.auth_secret or secret,
+    )
+
+
+def _addresses_of(environment: Mapping[str, str], name: str) -> list[str]:
+    return [part.strip() for part in environment.get(VARIABLES[name], "").split(",") if part.strip()]
+
+
+def _with_port(address: str, port: int, name: str) -> str:
+    """Return an address of the environment with the port of its kind, where it has none."""
+    if "://" in address:
+        return address
+    host, found = split_host(address, port, VARIABLES[name])
+    return f"{host}:{found}"
 
 
 def _secret(given: str) -> str:

@@ -215,7 +215,7 @@ def from_environment(given: argparse.Namespace, environment: Mapping[str, str] |
             if not named:
                 setattr(given, name, [variables[variable]])
         elif name == "tls":
-            given.tls = variables[variable].lower() not in ("0", "false", "no")
+            given.tls = is_on(variables[variable])
         else:
             setattr(given, name, variables[variable])
     for name in _LISTS:
@@ -223,6 +223,11 @@ def from_environment(given: argparse.Namespace, environment: Mapping[str, str] |
         setattr(given, name, [part.strip() for each in found for part in each.split(",") if part.strip()])
     if given.lookupd and (given.nsqd or given.nsqd_http):
         raise UsageError("use --nsqd or --lookupd, not both: nsqlookupd tells which nsqd there are")
+
+
+def is_on(text: str) -> bool:
+    """Whether a variable turns something on: it is set, and to none of ``0``, ``false`` and ``no``."""
+    return text.lower() not in ("", "0", "false", "no")
 
 
 def split_host(text: str, port: int, flag: str) -> tuple[str, int]:
