@@ -6,6 +6,8 @@ Rules of this file:
   however often that is asked for.
 - One that is to be the cluster's, as it has partitions or was begun to be given, and is not taken, is given again,
   after pauses that grow to ``AGAIN_S_MAX``; meanwhile the record of this node says so with the reason.
+- What the cluster had some of when it was deleted there does not come back by itself: an operator deletes the rest, or
+  gives it anew. This process remembers that; the next one does not.
 
 Source: docs/decisions/0017; ``bringing.py`` for what is agreed with the others.
 """
@@ -19,7 +21,7 @@ from dataclasses import dataclass
 from flintmq.broker.topic import Topic
 from flintmq.clock import Clock
 from flintmq.cluster.state import LEASE_TTL_S
-from flintmq.cluster.view import View
+from flintmq.cluster.view import Fate, View
 from flintmq.errors import FlintError
 from flintmq.net.tasks import Tasks
 from flintmq.nsqd.client import Clients
@@ -38,6 +40,11 @@ AGAIN_S, AGAIN_S_MAX = 1.0, 60.0
 """Until a topic that was not taken is given again: after the first time, and at most, twice as long each time."""
 TOLD_MAX, REASON_CHARS_MAX = 8, 300
 """Topics that are told with the reason, and its length."""
+DELETED = (
+    "the cluster had some of it, and there it was deleted: delete the rest of it at this node (flintmq topic delete "
+    "{topic} --nsqd-http-address=...), or give it to the cluster anew (flintmq topic replicate)"
+)
+"""Why one is not given again by itself."""
 _LEASE_NS = LEASE_TTL_S * 1_000_000_000
 _SECOND = 1_000_000_000
 
@@ -91,6 +98,7 @@ class Alone:
         self._being_brought: set[str] = set()
         self._tell = tell
         self._not_taken: dict[str, _NotTaken] = {}
+        self._begun: dict[str, int] = {}  # number of the cluster's topic that has some of it
 
     def has(self, topic: str) -> bool:
         """Whether a topic is one of these."""
@@ -140,7 +148,11 @@ class Alone:
         if topic is None or not self.has(name):
             self._forget(name)
             return
-        is_given_again = topic.meta.is_partitioned or self._bringing.has_begun(topic)
+        record = self._view.topics.get(name)
+        has_begun = self._bringing.has_begun(topic)
+        if has_begun and record is not None:
+            self._begun[name] = record.number
+        is_given_again = topic.meta.is_partitioned or has_begun
         if not is_given_again and not isinstance(error, Double):
             self._forget(name)
             return
@@ -151,6 +163,7 @@ class Alone:
             self._tell()
 
     def _forget(self, topic: str) -> None:
+        self._begun.pop(topic, None)
         if self._not_taken.pop(topic, None) is not None:
             self._tell()
 
@@ -174,22 +187,28 @@ class Alone:
         """As :meth:`bring`; tell what is in the way, of one that is given again once for each reason."""
         before = self._not_taken.get(topic)
         try:
-            await self.bring(topic)
+            await self.bring(topic, is_asked=False)
         except (NotBrought, TopicNotMade) as error:
             if not is_again or before is None or str(before.error) != str(error):
                 more = "; it is given again by itself" if topic in self._not_taken else ""
                 log.error("CLUSTER: %s%s", error, more)
 
-    async def bring(self, topic: str) -> None:
+    async def bring(self, topic: str, *, is_asked: bool = True) -> None:
         """Give one to the cluster, with one copy; return when clients can use it again.
+
+        Args:
+            is_asked: an operator wants it.
 
         Raises:
             NotBrought: it stays this node's alone.
             TopicNotMade: it is the cluster's, and nobody can use it yet.
         """
         self._being_brought.add(topic)
+        begun = self._begun.get(topic)
         try:
             if self.has(topic):
+                if not is_asked and begun is not None and self._view.fate(topic, begun) is Fate.DELETED:
+                    raise NotBrought(topic, DELETED.format(topic=topic))
                 await self._bringing.bring(topic)
             self._forget(topic)
         except NotBrought as error:

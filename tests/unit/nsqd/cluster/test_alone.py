@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from flintmq.broker.partition import Ended
+from flintmq.cluster.view import Fate
 from flintmq.net.tasks import Tasks
 from flintmq.nsqd.cluster.alone import AGAIN_S, AGAIN_S_MAX, Alone
 from flintmq.nsqd.cluster.bringing import Double, NotBrought
@@ -35,10 +36,14 @@ class Room:
         clock: Any = SimpleNamespace(monotonic_ns=lambda: self.now_ns)
         usable = Ended()
         usable.end(None)
-        bringing: Any = SimpleNamespace(bring=self._bring, has_begun=lambda _: False)
+        self.has_begun = False
+        bringing: Any = SimpleNamespace(bring=self._bring, has_begun=lambda _: self.has_begun)
         wishes: Any = SimpleNamespace(ask=lambda _: usable)
         nothing = cast(Any, None)
-        self.view: Any = SimpleNamespace(topics={})
+        self.deleted: set[int] = set()
+        self.view: Any = SimpleNamespace(
+            topics={}, fate=lambda _, number: Fate.DELETED if number in self.deleted else Fate.UNKNOWN
+        )
         self.alone = Alone(
             clock, engine, cast(Any, self.view), nothing, bringing, wishes, nothing, nothing, nothing,
             Tasks(self._loop), self._tell,
@@ -95,6 +100,32 @@ def test_one_that_is_deleted_here_is_forgotten() -> None:
     del room.topics["parts"]
     room.pass_s(1)
     assert room.alone.kept() == [] and room.told == 2
+    room.close()
+
+
+def test_one_that_was_deleted_in_the_cluster_when_half_of_it_was_there_does_not_come_back_by_itself() -> None:
+    room = Room(parts=TopicMeta(partition_num=200))
+    room.view.topics["parts"], room.has_begun = SimpleNamespace(number=7), True
+    room.run(room.alone.bring_all())
+    del room.view.topics["parts"]
+    room.deleted, room.has_begun, room.reason = {7}, False, ""
+    room.pass_s(400)
+    assert room.given == [("parts", 0.0)] and not room.taken
+    [(topic, reason)] = room.alone.kept()
+    assert topic == "parts" and "there it was deleted" in reason and "topic delete parts" in reason
+    room.run(room.alone.bring("parts"))
+    assert room.taken == {"parts"} and room.alone.kept() == []
+    room.close()
+
+
+def test_one_whose_store_has_forgotten_it_is_given_again() -> None:
+    room = Room(parts=TopicMeta(partition_num=200))
+    room.view.topics["parts"], room.has_begun = SimpleNamespace(number=7), True
+    room.run(room.alone.bring_all())
+    del room.view.topics["parts"]
+    room.has_begun, room.reason = False, ""
+    room.pass_s(10)
+    assert room.taken == {"parts"}
     room.close()
 
 
