@@ -170,6 +170,16 @@ def test_files_that_differ_in_what_is_not_used_are_sorted_together(nsqd: NsqdPro
     assert [body for _, body in stored(nsqd.address, topic)] == [b"1", b"0"]
 
 
+def test_text_of_several_programs_is_sorted_together(nsqd: NsqdProcess, topic: str, tmp_path: Path):
+    """Pandas, Polars and DuckDB each have their own form of it."""
+    for number, (text, kind) in enumerate(((pa.string(), pa.binary()), (pa.large_string(), pa.large_binary()))):
+        names = pa.array(["b" if number else "a", "d" if number else "c"], text)
+        table(tmp_path / f"{number}.parquet", at=names, body=pa.array([b"%d" % number] * 2, kind))
+    table(tmp_path / "2.parquet", at=pa.array(["bb"]).dictionary_encode(), body=pa.array([b"2"]))
+    assert replay(tmp_path, nsqd=nsqd.address, topic=topic, order_by=["at"]).rows == 5
+    assert [body for _, body in stored(nsqd.address, topic)] == [b"0", b"1", b"2", b"0", b"1"]
+
+
 def test_columns_that_cannot_be_sorted_or_told_apart(nsqd: NsqdProcess, topic: str, tmp_path: Path):
     given: dict[str, Any] = {"nsqd": nsqd.address, "topic": topic, "dry_run": True}
     listed = table(tmp_path / "listed.parquet", at=pa.array([[1], [2]]), body=bodies(0, 2))

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -275,9 +275,10 @@ class _Job:
                     raise FilesError(file, f"its {name} is {kinds[name]}, which has no order: name another column")
             first = first or (file, kinds)
             for name, kind in kinds.items():
-                other = first[1].get(name, "not read")
-                if self._order_by and kind != other:
-                    raise FilesError(file, f"its {name} is {kind}, that of {first[0]} is {other}: sort them apart")
+                other = first[1].get(name)
+                if self._order_by and (other is None or _sorted_type(kind) != _sorted_type(other)):
+                    its = "not read" if other is None else other
+                    raise FilesError(file, f"its {name} is {kind}, that of {first[0]} is {its}: sort them apart")
             types = self._message_types(file, schema)
             if types not in seen:
                 try:
@@ -494,7 +495,8 @@ class _Job:
             return
         gathered, size = [], 0
         for each in rows:
-            gathered.append(each.select(self._columns(each.schema)))  # what else was read may differ between files
+            # what else was read may differ between files
+            gathered.append(_cast(each.select(self._columns(each.schema)), _sorted_type))
             size += each.nbytes
             if size > SORTED_BYTES_MAX:
                 reason = f"more than {SORTED_BYTES_MAX >> 20} MiB to sort: replay less at a time (since, until)"
@@ -514,7 +516,7 @@ class _Job:
                 self._done.sources[f"{name.key.topic} {name.key.label}"] += rows.batch.num_rows
             else:
                 self._done.sources[str(file)] += rows.batch.num_rows
-            yield replace(rows, batch=_without_dictionaries(rows.batch))
+            yield replace(rows, batch=_cast(rows.batch, value_type))
 
     def _usable(self, rows: Rows) -> pa.RecordBatch:
         """Return the rows whose body can be published.
@@ -572,11 +574,26 @@ def _has_headers(layout: Layout, sink: SinkOptions, identity: TaskIdentity) -> b
     return bool(told.get("has_headers", True)) or not is_here
 
 
-def _without_dictionaries(rows: pa.RecordBatch) -> pa.RecordBatch:
-    if not any(map(pa.types.is_dictionary, rows.schema.types)):
+def _cast(rows: pa.RecordBatch, type_of: Callable[[pa.DataType], pa.DataType]) -> pa.RecordBatch:
+    """Return rows whose columns have the types that theirs are mapped to."""
+    wanted = [type_of(field.type) for field in rows.schema]
+    if wanted == rows.schema.types:
         return rows
-    columns = {field.name: rows.column(at).cast(value_type(field.type)) for at, field in enumerate(rows.schema)}
+    columns = {
+        field.name: rows.column(at) if field.type == kind else rows.column(at).cast(kind)
+        for at, (field, kind) in enumerate(zip(rows.schema, wanted, strict=True))
+    }
     return pa.RecordBatch.from_pydict(columns)
+
+
+def _sorted_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type that a column is sorted with those of other files as: text, and bytes, come in several forms."""
+    kind = value_type(kind)
+    if pa.types.is_string(kind) or pa.types.is_string_view(kind):
+        return pa.large_string()
+    if pa.types.is_binary(kind) or pa.types.is_binary_view(kind):
+        return pa.large_binary()
+    return kind
 
 
 def _is_sorted(kind: pa.DataType) -> bool:
