@@ -90,7 +90,13 @@ def test_down_ends_what_a_killed_up_has_left(home: Path, tmp_path: Path, capsys:
         up.communicate(timeout=PATIENCE_S)
         assert master.is_there(), "nobody has ended it"
         assert cli.main([*UP, f"--directory={tmp_path / 'c'}"]) == 1
-        assert "a cluster runs already" in capsys.readouterr().err
+        assert f"({tmp_path / 'c'}); end it" in capsys.readouterr().err
+        state = tmp_path / "c" / "cluster.json"
+        said = json.loads(state.read_text())
+        said["processes"].insert(0, {"name": "worker-0", "process_id": up.pid, "began": 1})
+        state.write_text(json.dumps(said))
+        assert cli.main([*UP, f"--directory={tmp_path / 'c'}"]) == 1
+        assert f"({tmp_path / 'c'}), without worker-0, which ended; end it" in capsys.readouterr().err
     finally:
         assert cli.main(["pipeline", "cluster", "down", f"--directory={tmp_path / 'c'}"]) == 0
     assert "has ended" in capsys.readouterr().out

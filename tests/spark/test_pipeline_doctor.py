@@ -54,6 +54,14 @@ def test_without_starting_spark(nsqd: NsqdProcess, tmp_path: Path, capsys: pytes
     assert cli.main(["pipeline", "doctor", "--nsqd=a:1", "--lookupd=b:1"]) == 2
 
 
+def test_ports_taken_for_one_another(nsqd: NsqdProcess, capsys: pytest.CaptureFixture[str]):
+    http = nsqd.http_address
+    assert cli.main(["pipeline", "doctor", f"--lookupd={http}", "--start=false"]) == 1
+    assert "no nsqlookupd is there" in capsys.readouterr().out
+    assert cli.main(["pipeline", "doctor", f"--nsqd={http}", "--start=false"]) == 1
+    assert "name its TCP port" in capsys.readouterr().out
+
+
 def test_checkpoints(tmp_path: Path):
     assert checkpoint("hdfs://host/c").state == "note"
     assert checkpoint(str(tmp_path / "a" / "b")).seen == "is not there yet, and can be made"

@@ -170,6 +170,23 @@ def test_files_that_differ_in_what_is_not_used_are_sorted_together(nsqd: NsqdPro
     assert [body for _, body in stored(nsqd.address, topic)] == [b"1", b"0"]
 
 
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.ExtensionArray.from_storage(pa.json_(), pa.array(['{"n":1}', '{"n":2}'])),
+        pa.array(['{"n":1}', '{"n":2}'], pa.string_view()),
+        pa.array([b'{"n":1}', b'{"n":2}'], pa.binary_view()),
+    ],
+    ids=["as DuckDB writes JSON", "text in views", "bytes in views"],
+)
+def test_forms_of_text_and_bytes(nsqd: NsqdProcess, topic: str, tmp_path: Path, column: pa.Array):
+    nsqd.post(f"/topic/create?topic={topic}&partition_num=1")
+    path = table(tmp_path / "rows.parquet", body=column, key=column)
+    assert replay(path, nsqd=nsqd.address, topic=topic, key="key").rows == 2
+    assert sorted(body for _, body in stored(nsqd.address, topic)) == [b'{"n":1}', b'{"n":2}']
+    assert replay(path, nsqd=nsqd.address, topic=f"{topic}-2", order_by=["body"]).rows == 2
+
+
 def test_text_of_several_programs_is_sorted_together(nsqd: NsqdProcess, topic: str, tmp_path: Path):
     """Pandas, Polars and DuckDB each have their own form of it."""
     for number, (text, kind) in enumerate(((pa.string(), pa.binary()), (pa.large_string(), pa.large_binary()))):

@@ -76,8 +76,11 @@ def events() -> Iterator[dict[str, object]]:
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("traced")
     bodies = [json.dumps(each).encode() for each in events()] + [b"no event", b'{"timestamp": "yesterday"}', b"[]"]
+    return archived(tmp_path_factory.mktemp("traced"), bodies)
+
+
+def archived(directory: Path, bodies: list[bytes]) -> Path:
     pq.write_table(
         pa.table(
             {
@@ -103,8 +106,8 @@ def test_every_life_in_figures_as_files_and_as_a_report(job, traced: Path, tmp_p
     assert (lonely["topic"], lonely["channel"], lonely["messages"], lonely["waiting"]) == ("lonely", None, 1, 1)
     counts = {name: orders[name] for name in (*lives.STATES, "messages", "repeated", "requeued", "timed_out")}
     assert counts == {
-        "finished": 3, "in_flight": 1, "waiting": 2, "deferred": 1, "stuck": 1, "lost": 1, "dead_letter": 1,
-        "expired": 0, "messages": 10, "repeated": 1, "requeued": 1, "timed_out": 1,
+        "finished": 3, "in_flight": 1, "waiting": 2, "deferred": 1, "stuck": 1, "lost": 1, "unknown": 0,
+        "dead_letter": 1, "expired": 0, "messages": 10, "repeated": 1, "requeued": 1, "timed_out": 1,
     }  # fmt: skip
     assert orders["total_ms"]["max"] == 31 and orders["process_ms"]["max"] == 20 and orders["repeats_ms"]["p50"] == 10
     wait = orders["wait_ms"]
@@ -128,6 +131,34 @@ def test_every_life_in_figures_as_files_and_as_a_report(job, traced: Path, tmp_p
     assert all((tmp_path / "report" / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
     with pytest.raises(UsageError, match="is there already, and not empty"):
         job(f"--path={traced}", f"--report={tmp_path / 'report'}")
+
+
+def test_what_was_left_out_and_what_was_put_off_is_neither_stuck_nor_lost(spark: Any, tmp_path: Path):
+    def told() -> Iterator[dict[str, object]]:
+        for node in ("n:4150", "m:4150"):  # of m nothing was left out
+            more = {"node": node}
+            yield event(0, "PUB", 1, **more)
+            yield event(1, "START", 1, **more)  # its FIN may be among what was left out
+            yield event(2, "PUB", 2, **more)  # and its START and FIN
+            yield event(9_000, "PUB", 3, **more)
+            yield event(9_001, "START", 3, **more)
+            yield event(9_002, "REQ_DEFER", 3, delay_ms=60_000, **more)
+            yield event(9_000, "PUB", 4, **more)
+            yield event(9_001, "START", 4, **more)  # long after that, and nothing followed
+            yield event(9_002, "REQ_DEFER", 4, delay_ms=500, **more)
+            yield event(20_000, "PUB", 5, **more)
+            yield event(20_001, "START", 5, **more)
+        yield event(500, "DROPPED", 0, None, count=3)
+        yield event(1_400, "DROPPED", 0, None, count=3)
+
+    read = lives.read_events(spark, archived(tmp_path, [json.dumps(each).encode() for each in told()]))
+    found = {(row.node, row.msgid): row.state for row in lives.lives(read, stuck_after_s=5).collect()}
+    assert found == {
+        ("n:4150", 1): "unknown", ("n:4150", 2): "unknown", ("m:4150", 1): "stuck", ("m:4150", 2): "lost",
+        **{(node, 3): "deferred" for node in ("n:4150", "m:4150")},
+        **{(node, 4): "stuck" for node in ("n:4150", "m:4150")},
+        **{(node, 5): "in_flight" for node in ("n:4150", "m:4150")},
+    }  # fmt: skip
 
 
 def test_looking_up_one_message(job, traced: Path, capsys: pytest.CaptureFixture[str]):

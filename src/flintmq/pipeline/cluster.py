@@ -193,8 +193,11 @@ def up(options: UpOptions, stop: threading.Event | None = None) -> Cluster:
     with _alone(directory):
         running = _read(directory)
         if running is not None and any(process.is_there() for process in running.processes):
+            gone = [process.name for process in running.processes if not process.is_there()]
+            without = f", without {', '.join(gone)}, which ended" if gone else ""
             raise ClusterError(
-                f"a cluster runs already at {running.url} ({directory}); end it with flintmq pipeline cluster down"
+                f"a cluster runs already at {running.url} ({directory}){without}; end it with flintmq pipeline "
+                "cluster down" + (", and start it anew" if gone else "")
             )
         _clear(directory)
         for name in (LOGS, WORK):

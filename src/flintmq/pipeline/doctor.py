@@ -154,6 +154,16 @@ def checkpoint(directory: str) -> Finding:
     return Finding(PROBLEM, what, f"has {', '.join(sorted(names)[:3])}: no checkpoint", "name a directory of its own")
 
 
+_REMEDY = "every host has to reach it under this address (--broadcast-address), with the same TLS and secrets"
+_REMEDIES = (
+    ("not an nsqd?", "name its TCP port, 4150 where nothing else is set"),
+    ("Connection refused", "start it, or correct the address; it is one for every host (--broadcast-address)"),
+    ("Name or service not known", "correct the name, which every host has to know (--broadcast-address)"),
+    ("Temporary failure in name resolution", "correct the name, which every host has to know (--broadcast-address)"),
+)
+"""Remedies by words of a failure."""
+
+
 def _daemons(given: Mapping[str, str]) -> tuple[list[Finding], list[str]]:
     """Ask from here; the addresses of all nsqds."""
     from flintmq.spark.discovery import all_nsqds
@@ -195,7 +205,7 @@ def _reach(address: str, given: Mapping[str, str]) -> tuple[str, float]:
 def _finding(address: str, host: str, failure: str, took_ms: float) -> Finding:
     what = f"nsqd {address} from {host}"
     if failure:
-        remedy = "every host has to reach it under this address (--broadcast-address), with the same TLS and secrets"
+        remedy = next((remedy for words, remedy in _REMEDIES if words in failure), _REMEDY)
         return Finding(PROBLEM, what, failure, remedy)
     return Finding(OK, what, f"answers in {took_ms:.0f} ms")
 

@@ -45,6 +45,9 @@ spark.hadoop.javax.jdo.option.ConnectionURL jdbc:derby:;databaseName={metastore}
 spark.python.unix.domain.socket.enabled true
 """
 
+_WRITTEN_OTHERWISE = frozenset(' "#%*:<>?[\\]^`{|}')
+"""Characters that Spark writes as %20 and so on where it has the storage of a pipeline, or takes for a pattern or a scheme."""
+
 _STEPS = '''\
 """Messages of a topic as a table, what they amount to, and some of them in another topic."""
 
@@ -98,7 +101,7 @@ def init(directory: Path, options: InitOptions) -> list[Path]:
     """Write a project; return its files.
 
     Raises:
-        UsageError: a topic has a name that none can have.
+        UsageError: a topic has a name that none can have, or the directory one under which Spark finds another.
         OptionError: the topic cannot be read by that name, or nsqd is no address.
         FlintError: one is there already, or cannot be written.
     """
@@ -107,12 +110,17 @@ def init(directory: Path, options: InitOptions) -> list[Path]:
             raise UsageError(f"{flag}: {why_invalid('topic', name)}")
     SourceOptions.parse({"nsqd": options.nsqd, "topic": options.topic})
     place = directory.absolute()
+    if odd := sorted({each for each in str(place) if each in _WRITTEN_OTHERWISE or not each.isprintable()}):
+        raise UsageError(
+            f"{place} has {', '.join(map(repr, odd))} in it, and Spark would keep the state of the pipeline beside it, "
+            "in a directory named with %20 or the like: name one without"
+        )
     words = {name: json.dumps(getattr(options, name)) for name in ("nsqd", "topic", "to_topic")}
     files = {
         place / SPEC: _SPEC.format(
-            name=json.dumps(place.name), storage=json.dumps((place / "pipeline-storage").as_uri())
+            name=json.dumps(place.name), storage=json.dumps(f"file:{place / 'pipeline-storage'}")
         ),
-        place / DEFAULTS: _DEFAULTS.format(warehouse=(place / "warehouse").as_uri(), metastore=place / "metastore_db"),
+        place / DEFAULTS: _DEFAULTS.format(warehouse=f"file:{place / 'warehouse'}", metastore=place / "metastore_db"),
         place / STEPS: _STEPS.format(**words),
     }
     for path in files:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 TRACE_TOPIC = "nsqd_trace"
 STAGES = ("wait", "repeats", "process", "total")
 QUANTILES = {"p50": 0.5, "p99": 0.99, "p999": 0.999}
-STATES = ("finished", "in_flight", "waiting", "deferred", "stuck", "lost", "dead_letter", "expired")
+STATES = ("finished", "in_flight", "waiting", "deferred", "stuck", "lost", "unknown", "dead_letter", "expired")
+_DROPPED_FOR_NS = 2_000_000_000  # nsqd tells of what it has left out a second later
 EVENTS_SHOWN_MAX = 10_000
 HALF_ID_DIGITS = 16  # all that clients of NSQ see of the id of a message on a topic with partitions
 
@@ -49,7 +50,8 @@ WITH messages AS (
          max(client) FILTER (WHERE action = 'PUB') AS publisher, max(traceid) AS trace_id,
          max(delay_ms) FILTER (WHERE action = 'PUB') AS delay_ms,
          max(partition) AS partition, max(message_id) AS message_id, max_by(node, timestamp) AS node,
-         collect_list(struct(timestamp, action, channel, client, attempts)) FILTER (WHERE channel IS NOT NULL) AS steps
+         collect_list(struct(timestamp, action, channel, client, attempts, delay_ms))
+           FILTER (WHERE channel IS NOT NULL) AS steps
   FROM {events} GROUP BY topic, log_of, msgid
 ), channels AS (
   SELECT topic, collect_list(struct(channel, since_ns)) AS channels FROM (
@@ -66,7 +68,8 @@ WITH messages AS (
 ), counted AS (
   SELECT *, transform(filter(own, s -> s.action = 'START'), s -> s.timestamp) AS starts,
          array_min(transform(filter(own, s -> s.action = 'FIN'), s -> s.timestamp)) AS finished_ns,
-         array_max(transform(own, s -> struct(s.timestamp AS at, s.action AS action))) AS last_step,
+         array_max(transform(own, s -> struct(s.timestamp AS at, s.action AS action, s.delay_ms AS delay_ms)))
+           AS last_step,
          array_max(filter(own, s -> s.action = 'START')).client AS consumer
   FROM by_channel
 ), joined AS (
@@ -76,28 +79,48 @@ WITH messages AS (
          array_max(filter(starts, t -> finished_ns IS NULL OR t <= finished_ns)) AS last_sent_ns,
          coalesce(size(starts), 0) AS deliveries, {counts},
          array_max(transform(own, s -> s.attempts)) AS attempts,
-         coalesce(last_step.action, 'PUB') AS last_action, greatest(last_step.at, published_ns) AS last_ns
+         coalesce(last_step.action, 'PUB') AS last_action, greatest(last_step.at, published_ns) AS last_ns,
+         if(last_step.action = 'REQ_DEFER', coalesce(last_step.delay_ms, 0) * 1000000, 0) AS put_off_ns
   FROM counted
 ), overtaken AS (
   SELECT topic, channel, log_of, partition, delay_ms IS NULL AS is_prompt, max(due_ns) AS through_ns
   FROM joined WHERE deliveries > 0 GROUP BY topic, channel, log_of, partition, delay_ms IS NULL
+), gaps AS (
+  -- times in which events were left out, those that are near one another as one: as many as a list can hold
+  SELECT coalesce(collect_list(struct(node, since_ns, through_ns)), array()) AS gaps FROM (
+    SELECT node, min(timestamp) - {dropped_for_ns} AS since_ns, max(timestamp) AS through_ns FROM (
+      SELECT node, timestamp, sum(is_first) OVER (PARTITION BY node ORDER BY timestamp) AS number FROM (
+        SELECT node, timestamp,
+               if(timestamp - lag(timestamp) OVER (PARTITION BY node ORDER BY timestamp) > {quiet_ns}, 1, 0) AS is_first
+        FROM {drops}
+      )
+    ) GROUP BY node, number
+  )
+), judged AS (
+  SELECT /*+ BROADCAST(o), BROADCAST(g) */ j.*,
+         CASE WHEN finishes > 0 THEN 'finished' WHEN dead_letters > 0 THEN 'dead_letter'
+              WHEN expiries > 0 THEN 'expired'
+              WHEN deliveries = 0 AND j.due_ns > {now_ns} THEN 'deferred'
+              WHEN deliveries = 0 AND o.through_ns - j.due_ns > {quiet_ns} THEN 'lost'
+              WHEN deliveries = 0 AND last_action = 'PUB' THEN 'waiting'
+              WHEN j.last_ns + put_off_ns > {now_ns} THEN 'deferred'
+              WHEN {now_ns} - j.last_ns - put_off_ns > {quiet_ns} THEN 'stuck'
+              ELSE 'in_flight' END AS state,
+         exists(g.gaps, e -> (j.log_of = '' OR e.node = j.log_of)
+                             AND j.last_ns + put_off_ns BETWEEN e.since_ns - {quiet_ns} AND e.through_ns) AS lacks_some
+  FROM joined j LEFT JOIN overtaken o
+    ON j.topic = o.topic AND j.channel = o.channel AND j.log_of = o.log_of AND j.partition <=> o.partition
+    AND (j.delay_ms IS NULL) = o.is_prompt
+  CROSS JOIN gaps g
 )
-SELECT /*+ BROADCAST(o) */ j.topic, j.channel, j.partition, j.msgid, j.message_id, j.trace_id, j.node, j.publisher,
-       j.consumer, j.published_ns, j.delay_ms, j.first_sent_ns, j.last_sent_ns, j.finished_ns, j.last_ns, j.last_action,
-       CASE WHEN finishes > 0 THEN 'finished' WHEN dead_letters > 0 THEN 'dead_letter'
-            WHEN expiries > 0 THEN 'expired'
-            WHEN deliveries = 0 AND j.due_ns > {now_ns} THEN 'deferred'
-            WHEN deliveries = 0 AND o.through_ns - j.due_ns > {quiet_ns} THEN 'lost'
-            WHEN deliveries = 0 AND last_action = 'PUB' THEN 'waiting'
-            WHEN {now_ns} - j.last_ns > {quiet_ns} THEN 'stuck'
-            ELSE 'in_flight' END AS state,
+SELECT topic, channel, partition, msgid, message_id, trace_id, node, publisher,
+       consumer, published_ns, delay_ms, first_sent_ns, last_sent_ns, finished_ns, last_ns, last_action,
+       if(state IN ('stuck', 'lost') AND lacks_some, 'unknown', state) AS state,
        deliveries, finishes, requeues, timeouts, disconnects, touches, attempts,
        (first_sent_ns - due_ns) / 1e6 AS wait_ms,
        if(deliveries > 1, (last_sent_ns - first_sent_ns) / 1e6, NULL) AS repeats_ms,
        (finished_ns - last_sent_ns) / 1e6 AS process_ms, (finished_ns - due_ns) / 1e6 AS total_ms
-FROM joined j LEFT JOIN overtaken o
-  ON j.topic = o.topic AND j.channel = o.channel AND j.log_of = o.log_of AND j.partition <=> o.partition
-  AND (j.delay_ms IS NULL) = o.is_prompt
+FROM judged
 """
 _COUNTS = {
     "finishes": ("FIN",),
@@ -160,7 +183,10 @@ class Quality:
         if self.bad:
             yield f"{self.bad} rows are no events of a trace, the first of them at {self.bad_place}"
         if self.dropped:
-            yield f"{self.dropped} events were not recorded (--trace-max-rate): some lives lack stages"
+            yield (
+                f"{self.dropped} events were not recorded, of whichever topics (--trace-max-rate): lives of that time "
+                "lack stages, and what seems stuck or lost then is unknown"
+            )
 
 
 def read_events(
@@ -243,6 +269,7 @@ def lives(events: DataFrame, stuck_after_s: float = 60.0, now_ns: int | None = N
     Args:
         stuck_after_s: a message that was sent and of which nothing was heard for so long is stuck; one that was never
             sent, though messages that were due so much later were, is lost. Deferred ones are no measure of others.
+            Where events were left out so soon after its last one, either is unknown.
         now_ns: the time that "so long" ends at; the last event's unless it is given.
     """
     used = events.where("is_event AND action != 'DROPPED'")
@@ -254,8 +281,11 @@ def lives(events: DataFrame, stuck_after_s: float = 60.0, now_ns: int | None = N
         f"coalesce(size(filter(own, s -> s.action IN ({', '.join(map(repr, actions))}))), 0) AS {name}"
         for name, actions in _COUNTS.items()
     )
-    text = _LIVES.replace("{counts}", counts).replace("{quiet_ns}", str(quiet_ns)).replace("{now_ns}", str(now_ns))
-    return events.sparkSession.sql(text, events=used)
+    numbers = {"quiet_ns": quiet_ns, "now_ns": now_ns, "dropped_for_ns": _DROPPED_FOR_NS}
+    text = _LIVES.replace("{counts}", counts)
+    for name, number in numbers.items():
+        text = text.replace(f"{{{name}}}", str(number))
+    return events.sparkSession.sql(text, events=used, drops=events.where("is_event AND action = 'DROPPED'"))
 
 
 def summarize(found: DataFrame) -> list[Summary]:

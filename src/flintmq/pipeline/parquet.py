@@ -266,8 +266,17 @@ def check_wanted(path: Path, schema: pa.Schema, wanted: Wanted) -> None:
 
 
 def value_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the values of a column; a dictionary, which pandas makes of its categories, is but a form."""
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
+    """Return the type of the values of a column, whatever form they have in the file.
+
+    That is a dictionary, which pandas makes of its categories; a name for what text is, as DuckDB's JSON; a view.
+    """
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    if pa.types.is_string_view(kind):
+        return pa.string()
+    return pa.binary() if pa.types.is_binary_view(kind) else kind
 
 
 def as_signed(numbers: pa.Array) -> pa.Array:

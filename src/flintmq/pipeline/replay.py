@@ -589,11 +589,9 @@ def _cast(rows: pa.RecordBatch, type_of: Callable[[pa.DataType], pa.DataType]) -
 def _sorted_type(kind: pa.DataType) -> pa.DataType:
     """Return the type that a column is sorted with those of other files as: text, and bytes, come in several forms."""
     kind = value_type(kind)
-    if pa.types.is_string(kind) or pa.types.is_string_view(kind):
+    if pa.types.is_string(kind):
         return pa.large_string()
-    if pa.types.is_binary(kind) or pa.types.is_binary_view(kind):
-        return pa.large_binary()
-    return kind
+    return pa.large_binary() if pa.types.is_binary(kind) else kind
 
 
 def _is_sorted(kind: pa.DataType) -> bool:

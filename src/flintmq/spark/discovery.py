@@ -232,8 +232,10 @@ def _ask(address: str, path: str, timeout_s: float, options: ConnectionOptions) 
     status, body = get(url + path, timeout_s, options, time.monotonic)
     if len(body) > BODY_SIZE_MAX:
         raise ValueError(f"an answer of more than {BODY_SIZE_MAX} bytes")
-    if status == 404:  # TOPIC_NOT_FOUND: an answer, and an empty one
-        return {}
+    if status == 404:
+        if path == STATUS_PATH or b"TOPIC_NOT_FOUND" in body:  # an answer, and an empty one; of NSQ's own the former
+            return {}
+        raise ValueError("HTTP status 404: no nsqlookupd is there; its HTTP port is 4161 where nothing else is set")
     if status in _WHAT_TO_DO:
         raise _Refused(f"HTTP status {status}: {_WHAT_TO_DO[status]}")
     if status != 200:

@@ -15,11 +15,13 @@ import importlib.util
 import logging
 import os
 import re
+import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from flintmq.errors import OptionError
 from flintmq.spark.errors import SetupError
@@ -39,6 +41,9 @@ from flintmq.spark.session_settings import (
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+CONNECT_PORT = 15_002
+CONNECT_S = 3.0
 
 log = logging.getLogger("flintmq.spark")
 _told: set[str] = set()  # ids of applications
@@ -159,6 +164,7 @@ def _connected(app: str, remote: str, conf: Mapping[str, str]) -> SparkSession:
     from pyspark.sql import SparkSession
 
     # the others are the server's: it has refused to change them since it runs
+    _tell_if_away(remote)
     ours = {name: value for name, value in settings(remote).items() if name.startswith("spark.sql.")}
     builder = SparkSession.builder.appName(app).remote(remote)
     for name, value in {**ours, **conf}.items():
@@ -166,6 +172,19 @@ def _connected(app: str, remote: str, conf: Mapping[str, str]) -> SparkSession:
     spark = builder.getOrCreate()
     _warn_of(spark, remote, {**settings(remote), **conf})
     return spark
+
+
+def _tell_if_away(remote: str) -> None:
+    """Log that no server of Spark Connect is there: Spark tries again for minutes, and says nothing."""
+    if not remote.startswith("sc://"):
+        return
+    try:
+        place = urlsplit(remote)
+        host, port = place.hostname or "", place.port or CONNECT_PORT
+        socket.create_connection((host, port), timeout=CONNECT_S).close()
+    except (OSError, ValueError) as error:
+        where = remote.partition("/;")[0]  # behind it may be a token
+        log.warning("no Spark Connect server answers at %s (%s): Spark tries again for some minutes", where, error)
 
 
 def _warn_of(spark: SparkSession, where: str, wanted: Mapping[str, str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.spark.processes import environment
 
 from flintmq.errors import OptionError
 from flintmq.spark import SetupError, session, session_settings
+from flintmq.spark.session import _tell_if_away
 from flintmq.spark.session_settings import THROUGHPUT, settings, unfit_pyspark
 
 
@@ -158,3 +160,17 @@ def test_the_source_needs_no_numpy_until_it_reads():
     code = "import sys, flintmq.spark.source; print(sorted({'numpy', 'pyarrow', 'asyncio'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_server_of_spark_connect_that_is_not_there_is_told(caplog: pytest.LogCaptureFixture):
+    """Spark itself tries again for minutes, and says nothing."""
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        remote = f"sc://127.0.0.1:{place.getsockname()[1]}/;token=x"
+        _tell_if_away(remote)
+        assert "no Spark Connect server answers at sc://127.0.0.1" in caplog.text and "token" not in caplog.text
+        caplog.clear()
+        place.listen()
+        _tell_if_away(remote)
+        _tell_if_away("local")
+        assert not caplog.text
