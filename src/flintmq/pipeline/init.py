@@ -46,7 +46,7 @@ spark.python.unix.domain.socket.enabled true
 """
 
 _WRITTEN_OTHERWISE = frozenset(' "#%*:<>?[\\]^`{|}')
-"""Characters that Spark writes as %20 and so on where it has the storage of a pipeline, or takes for a pattern or a scheme."""
+"""Characters that Spark writes as %20 or the like where it has the storage of a pipeline, or takes for a pattern."""
 
 _STEPS = '''\
 """Messages of a topic as a table, what they amount to, and some of them in another topic."""
