@@ -30,6 +30,7 @@ from flintmq.addresses import format_address
 from flintmq.client.blocking.http import get
 from flintmq.client.core.discovery import NODES_PATH, topic_path
 from flintmq.client.core.http import ANSWER_SIZE_MAX
+from flintmq.client.core.topology import NO_LOOKUPD
 from flintmq.client.options import ConnectionOptions
 from flintmq.errors import UNREADABLE_JSON, DiscoveryError
 from flintmq.limits import PARTITION_COUNT_MAX
@@ -233,9 +234,9 @@ def _ask(address: str, path: str, timeout_s: float, options: ConnectionOptions) 
     if len(body) > BODY_SIZE_MAX:
         raise ValueError(f"an answer of more than {BODY_SIZE_MAX} bytes")
     if status == 404:
-        if path == STATUS_PATH or b"TOPIC_NOT_FOUND" in body:  # an answer, and an empty one; of NSQ's own the former
-            return {}
-        raise ValueError("HTTP status 404: no nsqlookupd is there; its HTTP port is 4161 where nothing else is set")
+        if path != STATUS_PATH and b'"NOT_FOUND"' in body:  # there is no such path; NSQ's own have not that one
+            raise ValueError(f"HTTP status 404: {NO_LOOKUPD}")
+        return {}
     if status in _WHAT_TO_DO:
         raise _Refused(f"HTTP status {status}: {_WHAT_TO_DO[status]}")
     if status != 200:

@@ -153,6 +153,10 @@ class Topology:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
+NO_LOOKUPD = "no nsqlookupd is there; its HTTP port is 4161 where nothing else is set"
+"""What a 404 for a path says that every nsqlookupd has."""
+
+
 def parse_answer(status: int, body: bytes, is_topic: bool = True, has_password: bool = False) -> Answer:
     """Read an answer of /lookup or /nodes in either form.
 
@@ -164,10 +168,11 @@ def parse_answer(status: int, body: bytes, is_topic: bool = True, has_password: 
         DiscoveryError: it says that something is wrong, or cannot be read.
     """
     status, reason, data = _opened(status, body)
-    if is_topic and (status == 404 or reason == "TOPIC_NOT_FOUND"):  # the latter was a 500 before NSQ 1.0
+    is_elsewhere = status == 404 and reason == "NOT_FOUND"  # nsqd and others say so of a path that they have not
+    if is_topic and not is_elsewhere and (status == 404 or reason == "TOPIC_NOT_FOUND"):  # a 500 before NSQ 1.0
         return Answer(reason=reason)
     if status != 200:
-        meaning = ""
+        meaning = f": {NO_LOOKUPD}" if is_elsewhere else ""
         if status == 401:
             meaning = ", it asks for a token that it knows (lookup_token)"
             if has_password:

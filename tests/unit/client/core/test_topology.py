@@ -116,6 +116,8 @@ def test_what_is_no_answer(status, body):
 def test_not_found_is_no_answer_to_another_question():
     with pytest.raises(DiscoveryError, match="404"):
         parse_answer(404, b"", is_topic=False)
+    with pytest.raises(DiscoveryError, match=r"404: 'NOT_FOUND': no nsqlookupd is there; its HTTP port is 4161"):
+        parse_answer(404, b'{"message":"NOT_FOUND"}')
 
 
 def test_partitions_that_cannot_be_are_left_out():
