@@ -154,7 +154,7 @@ class Topology:
 
 
 NO_LOOKUPD = "no nsqlookupd is there; its HTTP port is 4161 where nothing else is set"
-"""What a 404 for a path says that every nsqlookupd has."""
+"""The meaning of a 404 for a path that every nsqlookupd has."""
 
 
 def parse_answer(status: int, body: bytes, is_topic: bool = True, has_password: bool = False) -> Answer:
