@@ -38,7 +38,7 @@ from flintmq.nsqadmin.errors import Refused
 from flintmq.nsqadmin.gather import Gather
 from flintmq.nsqadmin.messages import ORIGIN, PEEK_COUNT_MAX, dead_channel
 from flintmq.nsqadmin.notify import Notification, Notifier
-from flintmq.nsqadmin.snapshots import Snapshot
+from flintmq.nsqadmin.snapshots import Snapshot, with_away
 from flintmq.nsqadmin.upstream import NotAnswered, Upstream
 from flintmq.nsqadmin.views import DoneView, Missing
 from flintmq.options import SECOND, parse_moment
@@ -88,6 +88,11 @@ class Outcome:
             if each.daemon == "nsqlookupd":
                 text = f"{text} (nsqd that only it knows were not asked)"
             self.unasked.append(NotAnswered(msgspec.structs.replace(each, text=text)))
+
+    def settle(self, missing: Iterable[Missing]) -> None:
+        """Note that these need not be asked."""
+        settled = {_who(each) for each in missing}
+        self.unasked = [each for each in self.unasked if _who(each.missing) not in settled]
 
 
 class Actions:
@@ -205,7 +210,10 @@ class Actions:
                 if known is not None and known.partition_count:
                     question = lookupd_questions.delete_topic(topic, everywhere=True)
                     await self._first("nsqlookupd", self._lookupds, question, outcome)
-                    nodes = (await self._gather.snapshots.get()).nodes
+                    found = await self._gather.snapshots.get()
+                    nodes = found.nodes
+                    if outcome.done_count:  # the cluster has those that are away set it aside when they come back
+                        outcome.settle(found.away.get(topic, ()))
                     holders = [each for each in holders if each not in nodes or nodes[each].kind != "youzan"]
                     if outcome.done_count and not holders:
                         return  # Youzan's nsqlookupd deletes it everywhere, and takes no other request for it
@@ -722,7 +730,9 @@ class Actions:
         return holders
 
     def _unasked(self, topic: str, known: Snapshot, asked: list[str]) -> list[Missing]:
-        """Return who did not say whether a change of a topic concerns them: nsqlookupd, and nsqd that may have it."""
+        """Return who did not say whether a change of a topic concerns them: nsqlookupd, and nsqd that may have it, as
+        those of a cluster have that are away with copies which nobody leads.
+        """
         nodes = [
             node.problem
             for address, node in known.nodes.items()
@@ -730,7 +740,8 @@ class Actions:
             and address not in asked
             and (not self._lookupds or any(each.topic == topic for each in node.topics))
         ]
-        return [*(each for each in known.missing if each.daemon == "nsqlookupd"), *nodes]
+        lookupds = [each for each in known.missing if each.daemon == "nsqlookupd"]
+        return with_away([*lookupds, *nodes], [known.away.get(topic, [])])
 
     async def _is_registered(self, topic: str) -> bool:
         """Whether a nsqlookupd knows a topic, or may: one that does not answer."""

@@ -35,9 +35,13 @@ from flintmq.nsqadmin.snapshots import (
     Snapshots,
     add_channel,
     add_topic,
+    away_of,
     channel_row,
+    how_stale,
+    is_there,
     sum_channels,
     topic_row,
+    with_away,
 )
 from flintmq.nsqadmin.upstream import LOOK_S, Answers, NotAnswered, Upstream
 from flintmq.nsqadmin.views import (
@@ -97,6 +101,11 @@ class _Cluster:
     status: ClusterStatus | None
     missing: list[Missing]
     stale: dict[str, str]
+
+    def find(self, topic: str) -> ClusterTopic | None:
+        """Return a topic of it; None: it has no such topic."""
+        found = self.status.topics if self.status is not None else ()
+        return next((each for each in found if each.topic == topic and is_there(each)), None)
 
 
 class Gather:
@@ -344,7 +353,9 @@ class Gather:
     async def topic(self, name: str) -> TopicView:
         """Return one topic."""
         holding, known = await self.holders(name)
-        answers = await self._upstream.look_all("nsqd", holding, daemons.stats(name, clients=True))
+        question = daemons.stats(name, clients=True)
+        answers, cluster = await self._ask_holders(name, holding, known, question)
+        of_cluster = cluster.find(name)
         total = TopicRow(name=name)
         nodes: list[TopicRow] = []
         channels: dict[str, ChannelRow] = {}
@@ -369,24 +380,25 @@ class Gather:
         sum_channels(total, channels.values())
         listed = known.topics.get(name)
         _copy_rates(listed, total, known.channels.get(name, {}), channels)
-        total.is_inactive = not nodes and listed is not None and listed.is_inactive
-        if total.is_inactive:
+        total.is_inactive = not nodes and of_cluster is None and listed is not None and listed.is_inactive
+        if not nodes and (total.is_inactive or of_cluster is not None):
             names = (await self.channels_of([name]))[name]
             channels = {channel: ChannelRow(topic=name, name=channel) for channel in names}
-        partitions, missing, (replicas, min_in_sync) = await self._partitions(name, total, answers, known)
+        partitions, missing = await self._partitions(name, total, answers, known, cluster)
         await self._tell_ages(name, channels, holding, known, total.partition_count)
         return TopicView(
             at_s=known.at_s,
-            missing=_unique([*known.missing, *answers.missing, *missing]),
+            missing=with_away([*known.missing, *answers.missing], [missing]),
             notes=known.notes,
             name=name,
-            is_found=bool(nodes) or listed is not None,
+            is_found=bool(nodes) or of_cluster is not None or listed is not None,
             total=total,
             nodes=nodes,
             channels=sorted(channels.values(), key=lambda row: row.name),
             partitions=partitions,
-            replicas=replicas,
-            min_in_sync=min_in_sync,
+            is_of_cluster=of_cluster is not None,
+            replicas=of_cluster.replicator if of_cluster is not None else 0,
+            min_in_sync=of_cluster.min_in_sync if of_cluster is not None else 0,
             queries=[
                 query_of(name, row) for row in await self._queries.rows() if any(log.topic == name for log in row.logs)
             ],
@@ -404,7 +416,8 @@ class Gather:
     async def channel(self, topic: str, name: str) -> ChannelView:
         """Return one channel."""
         holding, known = await self.holders(topic)
-        answers = await self._upstream.look_all("nsqd", holding, daemons.stats(topic, name, clients=True))
+        question = daemons.stats(topic, name, clients=True)
+        answers, cluster = await self._ask_holders(topic, holding, known, question)
         total = ChannelRow(topic=topic, name=name)
         nodes: list[ChannelRow] = []
         clients: list[ClientRow] = []
@@ -439,16 +452,16 @@ class Gather:
         listed = known.channels.get(topic, {}).get(name)
         if listed is not None:
             total.in_per_s, total.out_per_s = listed.in_per_s, listed.out_per_s
-        partitions, missing, _ = await self._partitions(topic, of_topic, answers, known)
+        partitions, missing = await self._partitions(topic, of_topic, answers, known, cluster)
         await self._tell_ages(topic, {name: total}, holding, known, of_topic.partition_count)
         is_registered = (
-            topic in known.topics
-            and known.topics[topic].is_inactive
+            not nodes
+            and (of_topic.unled_count > 0 or (topic in known.topics and known.topics[topic].is_inactive))
             and name in (await self.channels_of([topic])).get(topic, [])
         )
         return ChannelView(
             at_s=known.at_s,
-            missing=_unique([*known.missing, *answers.missing, *missing]),
+            missing=with_away([*known.missing, *answers.missing], [missing]),
             notes=known.notes,
             topic=topic,
             name=name,
@@ -493,12 +506,37 @@ class Gather:
 
     # -- partitions and clusters --------------------------------------------------------------------------------------
 
+    async def _ask_holders(
+        self, topic: str, holding: list[str], known: Snapshot, question: Question[daemons.Stats]
+    ) -> tuple[Answers[daemons.Stats], _Cluster]:
+        """Ask the nodes that have a topic, and the cluster what it knows of it.
+
+        Args:
+            holding: the cluster may name more, which have it since a moment ago: they are asked, and added.
+        """
+        answers, cluster = await asyncio.gather(
+            self._upstream.look_all("nsqd", holding, question), self._cluster_status(topic)
+        )
+        found = cluster.find(topic)
+        if found is None or cluster.status is None:
+            return answers, cluster
+        leaders = {each.leader for each in found.partitions}
+        addresses = [format_address(node.host, node.http_port) for node in cluster.status.nodes if node.node in leaders]
+        if new := [each for each in addresses if each not in holding and each in known.nodes]:
+            more = await self._upstream.look_all("nsqd", new, question)
+            answers = Answers({**answers.found, **more.found}, [*answers.failures, *more.failures])
+            holding += new
+        return answers, cluster
+
     async def _partitions(
-        self, topic: str, total: TopicRow, answers: Answers[daemons.Stats], known: Snapshot
-    ) -> tuple[list[PartitionRow], list[Missing], tuple[int, int]]:
-        """Return the partitions of a topic, who did not answer, and how many copies are wanted and have to confirm."""
+        self, topic: str, total: TopicRow, answers: Answers[daemons.Stats], known: Snapshot, cluster: _Cluster
+    ) -> tuple[list[PartitionRow], list[Missing]]:
+        """Return the partitions of a topic, and who did not say what it has of them.
+
+        Args:
+            total: of the topic; a cluster knows how many partitions it has, and which of them nobody leads.
+        """
         rows: dict[int, PartitionRow] = {}
-        copies = 0, 0
         for address, found in answers.found.items():
             node = known.nodes[address]
             for each in found.topics or ():
@@ -506,19 +544,46 @@ class Gather:
                     continue
                 for partition in each.as_partitions():
                     _add_partition(rows, partition, format_address(node.broadcast_address, node.tcp_port), address)
-        if not rows and not total.partition_count:
-            return [], [], copies
-        cluster = await self._cluster_status(topic)
-        status, missing = cluster.status, cluster.missing
-        if status is not None:
-            for of_topic in status.topics:
-                if of_topic.topic == topic:
-                    _add_cluster(rows, of_topic, status)
-                    copies = of_topic.replicator, of_topic.min_in_sync
-            await self._tell_lag(topic, rows, known, status)
+        of_cluster = cluster.find(topic)
+        if not rows and not total.partition_count and of_cluster is None:
+            return [], []
+        missing = list(cluster.missing)
+        if of_cluster is not None and cluster.status is not None:
+            total.partition_count = of_cluster.partition_num
+            total.unled_count = sum(not each.leader for each in of_cluster.partitions)
+            missing += away_of(of_cluster, cluster.status)
+            if not rows:  # made without a number of partitions: nsqd tells of it as of a plain topic
+                rows = await self._led(of_cluster, known, cluster.status)
+            _add_cluster(rows, of_cluster, cluster.status)
+            await self._tell_lag(topic, rows, known, cluster.status)
         for number in range(min(total.partition_count, PARTITION_COUNT_MAX)):
             rows.setdefault(number, PartitionRow(number=number, is_ready=False, reason="no node that answers has it"))
-        return [rows[number] for number in sorted(rows)], missing, copies
+        return [rows[number] for number in sorted(rows)], missing
+
+    async def _led(self, topic: ClusterTopic, known: Snapshot, status: ClusterStatus) -> dict[int, PartitionRow]:
+        """Ask the leaders of a topic for each of its partitions."""
+        nodes = {node.node: format_address(node.host, node.http_port) for node in status.nodes}
+        asked = [
+            (each.partition, nodes[each.leader])
+            for each in topic.partitions[:PARTITION_COUNT_MAX]
+            if nodes.get(each.leader) in known.nodes
+        ]
+        rows: dict[int, PartitionRow] = {}
+        for (number, address), answers in zip(
+            asked,
+            await asyncio.gather(
+                *(
+                    self._upstream.look_all("nsqd", [address], daemons.partition_stats(topic.topic, number))
+                    for number, address in asked
+                )
+            ),
+            strict=True,
+        ):
+            for found in answers.found.get(address, daemons.Stats()).topics or ():
+                for partition in found.as_partitions() if found.topic_name == topic.topic else ():
+                    if partition.topic_partition == str(number):
+                        _add_partition(rows, partition, "", address)
+        return rows
 
     async def _tell_lag(
         self, topic: str, rows: dict[int, PartitionRow], known: Snapshot, status: ClusterStatus
@@ -540,7 +605,7 @@ class Gather:
         answers = await self._upstream.look_all(
             "nsqlookupd", self._snapshots.lookupds, cluster_questions.cluster_status(topic=topic)
         )
-        found = sorted(answers.found.values(), key=lambda each: (bool(_why_stale(each)), not each.is_master))
+        found = sorted(answers.found.values(), key=how_stale)
         failures = [each.missing for each in answers.failures if each.status != 404]  # 404: it is in no cluster
         for node in found[0].nodes if found else ():
             self._members.pop(node.node, None)
@@ -1027,15 +1092,21 @@ def _move_row(move: Move, names: dict[str, str]) -> MoveRow:
 def lost_by_topic(total: TopicRow, channels: Iterable[ChannelRow], is_deleted: bool) -> str:
     """Say what deleting or emptying a topic loses."""
     rows = list(channels)
+    unled = ""
+    if total.unled_count:
+        has = "has" if total.unled_count == 1 else "have"
+        unled = f"what {_count(total.unled_count, 'partition')} {has} that nobody leads is not known"
     if not is_deleted:
-        return f"{_count(total.depth, 'message')} of {total.name} that no channel has yet; channels keep what they have"
+        text = f"{_count(total.depth, 'message')} of {total.name} that no channel has yet; channels keep what they have"
+        return f"{text}; {unled}" if unled else text
     names = ", ".join(row.name for row in rows[:5]) + (" and more" if len(rows) > 5 else "")
     waiting = sum(row.depth + row.in_flight + row.deferred for row in rows)
     parts = [_count(len(rows), "channel") + (f" ({names})" if rows else "")]
     parts.append(f"{_count(waiting, 'message')} waiting in them, in flight or deferred")
     if total.depth:
         parts.append(f"{_count(total.depth, 'message')} that no channel has yet")
-    return f"topic {total.name} on {_count(total.node_count, 'node')}, " + ", ".join(parts)
+    text = f"topic {total.name} on {_count(total.node_count, 'node')}, " + ", ".join(parts)
+    return f"{text}; {unled}, and would be lost as well" if unled else text
 
 
 def lost_by_channel(total: ChannelRow, is_deleted: bool) -> str:
@@ -1051,10 +1122,6 @@ def lost_by_channel(total: ChannelRow, is_deleted: bool) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def _unique(missing: Iterable[Missing]) -> list[Missing]:
-    return list({(each.daemon, each.address): each for each in missing}.values())
 
 
 def _as_fields(question: Any) -> Any:

@@ -456,7 +456,8 @@ def key_of(series: SeriesKind, name: str) -> str:
 def figures_of(snapshot: Snapshot) -> dict[str, tuple[float, ...]]:
     """Return the figures of a snapshot by series, in the order in which they get slots."""
     partly = {
-        each.topic for node in snapshot.nodes.values() if node.problem is not None for each in node.topics
+        *snapshot.away,
+        *(each.topic for node in snapshot.nodes.values() if node.problem is not None for each in node.topics),
     }  # what has a part that did not answer
     unknown = (_NAN,) * FIGURES
     topics = {name: row for name, row in snapshot.topics.items() if not row.is_inactive}

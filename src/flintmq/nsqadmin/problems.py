@@ -48,7 +48,9 @@ def findings(
         queries: on Spark.
         stale: why nsqlookupd do not know how the cluster is now, by address, where others of them do.
     """
-    rows = [*_of_daemons([*found.missing, *missing]), *_of_nodes(found, lookupd_count)]
+    away = {each.address for several in found.away.values() for each in several} - found.nodes.keys()
+    silent = [each for each in found.missing if status is None or each.address not in away]  # else among its troubles
+    rows = [*_of_daemons([*silent, *missing]), *_of_nodes(found, lookupd_count)]
     if status is not None:
         rows += [
             FindingRow(

@@ -8,6 +8,9 @@ Rules of this file:
   longer for the figures of all of its topics, has until ``--http-client-request-timeout``. The nodes of a nsqlookupd
   that does not answer are those that it named last, for ``_REMEMBERED_S``.
 - Topics, channels and nodes have a bound, and what is left out is said.
+- A cluster knows of partitions that nobody leads, also when their nodes have ended and no nsqlookupd lists them any
+  more: it is asked in each round for its nodes, and for all of its topics only while one of those is away, or a topic
+  is on no node.
 - Rates are between two rounds that are ``_RATE_S`` apart, at first less. A counter that went back was restarted: no
   rate.
 
@@ -24,10 +27,14 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from flintmq.addresses import format_address
+from flintmq.client.admin import cluster as cluster_questions
+from flintmq.client.admin.health import away_nodes, store_away
+from flintmq.client.admin.results import ClusterStatus, ClusterTopic
 from flintmq.env import Env
 from flintmq.nsqadmin import daemons
 from flintmq.nsqadmin.options import NsqadminOptions
-from flintmq.nsqadmin.upstream import LOOK_S, Upstream
+from flintmq.nsqadmin.upstream import LOOK_S, Answers, Upstream
 from flintmq.nsqadmin.views import ChannelRow, Missing, NodeRow, NodeTopic, Percentile, TopicRow
 
 FRESH_S = 2.0
@@ -40,6 +47,10 @@ CHANNEL_COUNT_MAX = 100_000
 _DISCOVERY_S = 0.9
 _REMEMBERED_S = 300.0
 _INFO_S = 60.0
+_NO_CLUSTER_S = 60.0
+"""The time for which a nsqlookupd that knows no cluster is not asked for one again."""
+_NO_TOPIC = "-"
+"""Asks for what a cluster is without its topics."""
 _RATE_S = 4.0
 _NS_PER_S = 1e9
 _NS_PER_MS = 1e6
@@ -74,6 +85,7 @@ class Snapshot:
         channels: of each topic by name, on all nodes together.
         on_node: topics of each node with their channels, and how many messages each of these has had: no more, because
             many of them are kept for as long as the round is shown.
+        away: by topic of a cluster that has partitions which nobody leads: the nodes with copies of them that are away.
     """
 
     at_s: float
@@ -83,6 +95,7 @@ class Snapshot:
     on_node: dict[str, dict[str, dict[str, int]]]
     missing: list[Missing]
     notes: list[str]
+    away: dict[str, list[Missing]] = field(default_factory=dict)
 
 
 class Snapshots:
@@ -100,6 +113,7 @@ class Snapshots:
         self._rates = Rates()
         self._infos: OrderedDict[str, tuple[int, daemons.Info]] = OrderedDict()
         self._named: dict[str, tuple[int, list[daemons.Producer]]] = {}
+        self._without_cluster: dict[str, int] = {}  # until when it is believed of a nsqlookupd
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -159,20 +173,38 @@ class Snapshots:
         known = await self.discover()
         spent_s = (self._env.clock.monotonic_ns() - began_ns) / _NS_PER_S
         left_s = max(0.5, LOOK_S - spent_s)
-        answers, _ = await asyncio.gather(
+        answers, _, status = await asyncio.gather(
             self._upstream.look_all("nsqd", known.nodes, daemons.stats(), left_s),
             self._ask_who_they_are(known.nodes, left_s),
+            self._ask_cluster(left_s, _NO_TOPIC),
         )
         missing = known.missing + answers.missing
         for each in answers.missing:
             known.nodes[each.address].problem = each
-        snapshot: Snapshot = await self._env.run_blocking(self._put_together, known, answers.found, missing)
+        if status is not None and (status.away or _has_others(known.topics, answers)):
+            spent_s = (self._env.clock.monotonic_ns() - began_ns) / _NS_PER_S
+            status = await self._ask_cluster(max(0.5, LOOK_S - spent_s)) or status
+        snapshot: Snapshot = await self._env.run_blocking(self._put_together, known, answers.found, missing, status)
         self._latest, self._taken_ns = snapshot, self._env.clock.monotonic_ns()
         return snapshot
 
-    def _put_together(self, known: Known, answers: dict[str, daemons.Stats], missing: list[Missing]) -> Snapshot:
+    async def _ask_cluster(self, within_s: float, topic: str | None = None) -> ClusterStatus | None:
+        """Return the state of the cluster as the best of the nsqlookupd knows it; None: none of them knows of one."""
+        now_ns = self._env.clock.monotonic_ns()
+        asked = [each for each in self.lookupds if self._without_cluster.get(each, 0) <= now_ns]
+        answers = await self._upstream.look_all(
+            "nsqlookupd", asked, cluster_questions.cluster_status(topic=topic), within_s
+        )
+        for each in answers.failures:
+            if each.status == 404:
+                self._without_cluster[each.missing.address] = now_ns + int(_NO_CLUSTER_S * _NS_PER_S)
+        return min(answers.found.values(), key=how_stale, default=None)
+
+    def _put_together(
+        self, known: Known, answers: dict[str, daemons.Stats], missing: list[Missing], status: ClusterStatus | None
+    ) -> Snapshot:
         """Make a snapshot; in a thread, because many topics take 0.1 s, and one round at a time."""
-        snapshot = merge(self._env.clock.wall_ns() / _NS_PER_S, known, answers, missing)
+        snapshot = merge(self._env.clock.wall_ns() / _NS_PER_S, known, answers, missing, status)
         self._name_kinds(snapshot.nodes)
         self._rates.tell(self._env.clock.monotonic_ns(), snapshot)
         return snapshot
@@ -289,8 +321,28 @@ def topics_of(producer: daemons.Producer) -> list[NodeTopic]:
     return sorted(rows, key=lambda row: row.topic)
 
 
-def merge(at_s: float, known: Known, answers: dict[str, daemons.Stats], missing: list[Missing]) -> Snapshot:
-    """Put the figures of all nodes together."""
+def _has_others(names: Iterable[str], answers: Answers[daemons.Stats]) -> bool:
+    """Whether some of these topics are on no node that answers."""
+    return not {each.topic_name for found in answers.found.values() for each in found.topics or ()}.issuperset(names)
+
+
+def how_stale(status: ClusterStatus) -> tuple[bool, bool]:
+    """Return a key by which the nsqlookupd comes first that knows how the cluster is now, and of these the master."""
+    return bool(status.problem or store_away(status)), not status.is_master
+
+
+def merge(
+    at_s: float,
+    known: Known,
+    answers: dict[str, daemons.Stats],
+    missing: list[Missing],
+    status: ClusterStatus | None = None,
+) -> Snapshot:
+    """Put the figures of all nodes together.
+
+    Args:
+        status: of the cluster, with all of its topics where some of them may be on no node that answers; None: none.
+    """
     topics: dict[str, TopicRow] = {}
     channels: dict[str, dict[str, ChannelRow]] = {}
     on_node: dict[str, dict[str, dict[str, int]]] = {}
@@ -339,8 +391,7 @@ def merge(at_s: float, known: Known, answers: dict[str, daemons.Stats], missing:
                 node.deferred += one.deferred
                 node.client_count += one.client_count
                 node.channel_count += 1
-            if not topic.channels:
-                node.depth += row.depth
+            node.depth += row.depth
             node.message_count += row.message_count
         node.topic_count = len(names)
         if not node.topics:
@@ -353,7 +404,59 @@ def merge(at_s: float, known: Known, answers: dict[str, daemons.Stats], missing:
             channels[name] = {}
     if left_out:
         notes.append(f"there are more topics and channels than are shown: {len(left_out)} topics are left out")
-    return Snapshot(at_s, known.nodes, topics, channels, on_node, missing, notes)
+    away = {} if status is None else _tell_unled(status, topics, channels)
+    return Snapshot(at_s, known.nodes, topics, channels, on_node, with_away(missing, away.values()), notes, away)
+
+
+def _tell_unled(
+    status: ClusterStatus, topics: dict[str, TopicRow], channels: dict[str, dict[str, ChannelRow]]
+) -> dict[str, list[Missing]]:
+    """Note in the rows of a cluster's topics that it has them, and what of them nobody leads; return who is away."""
+    found: dict[str, list[Missing]] = {}
+    for topic in status.topics:
+        if not is_there(topic):
+            continue
+        row, unled = topics.get(topic.topic), sum(not each.leader for each in topic.partitions)
+        if row is None and unled and len(topics) < TOPIC_COUNT_MAX:
+            row = topics[topic.topic] = TopicRow(name=topic.topic)
+            channels[topic.topic] = {}
+        if row is None:
+            continue
+        row.unled_count, row.is_inactive = unled, False
+        if not row.node_count:
+            row.partition_count = topic.partition_num
+        if unled:
+            found[topic.topic] = away_of(topic, status)
+    return found
+
+
+def is_there(topic: ClusterTopic) -> bool:
+    """Whether a cluster has a topic, and is not about to delete it."""
+    return topic.partition_num > 0 and not topic.is_deleting
+
+
+def away_of(topic: ClusterTopic, status: ClusterStatus) -> list[Missing]:
+    """Return the nodes that are away and have copies of partitions which nobody leads."""
+    lost = [each for each in topic.partitions if not each.leader]
+    holders = {node for each in lost for node in (*each.replicas, *each.in_sync, *each.leaving)}
+    return [
+        Missing(
+            "nsqd",
+            format_address(node.host, node.http_port) if node.host and node.http_port else node.node[:64],
+            "down",
+            "it is away, and has copies of partitions that nobody leads: what they have is not in the figures",
+        )
+        for node in away_nodes(status)
+        if node.node in holders
+    ]
+
+
+def with_away(missing: Iterable[Missing], away: Iterable[list[Missing]]) -> list[Missing]:
+    """Return who is missing, and who is away besides."""
+    found = {(each.daemon, each.address): each for each in missing}
+    for each in (one for several in away for one in several):
+        found.setdefault((each.daemon, each.address), each)
+    return list(found.values())
 
 
 def topic_row(topic: daemons.Topic, node: str) -> TopicRow:
@@ -399,7 +502,7 @@ def sum_channels(total: TopicRow, channels: Iterable[ChannelRow]) -> None:
     """Put what a topic's channels have into its row."""
     rows = list(channels)
     total.channel_count = len(rows)
-    total.waiting = max((row.depth for row in rows), default=total.depth)
+    total.waiting = total.depth + max((row.depth for row in rows), default=0)
     total.in_flight = sum(row.in_flight for row in rows)
     total.deferred = sum(row.deferred for row in rows)
     total.requeue_count = sum(row.requeue_count for row in rows)

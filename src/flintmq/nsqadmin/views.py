@@ -108,7 +108,7 @@ class TopicRow(msgspec.Struct, kw_only=True, gc=False):
     Attributes:
         node: as of :class:`ChannelRow`.
         depth: messages that no channel has yet; :attr:`waiting` is what people ask for.
-        waiting: the most that waits in one channel of it, or :attr:`depth` without channels.
+        waiting: :attr:`depth`, and the most that waits in one channel of it.
         in_flight, deferred, requeue_count, timeout_count, client_count: of all its channels together.
         channel_count, node_count: how many there are.
         partition_count: 0: a plain topic.
@@ -116,6 +116,7 @@ class TopicRow(msgspec.Struct, kw_only=True, gc=False):
         growth_per_s: by how much ``waiting`` grows; None: not known yet.
         settings: limits and properties that its nsqd tell with it, such as ``partition_num`` and ``max_attempts``.
         is_inactive: no nsqd has it; nsqlookupd only remembers its name.
+        unled_count: of a topic of a cluster: partitions that nobody leads, and that no figure has anything of.
     """
 
     name: str
@@ -143,6 +144,7 @@ class TopicRow(msgspec.Struct, kw_only=True, gc=False):
     latency: list[Percentile] = []
     settings: dict[str, Any] = {}
     is_inactive: bool = False
+    unled_count: int = 0
 
 
 class ClientRow(msgspec.Struct, kw_only=True):
@@ -405,7 +407,8 @@ class TopicView(View, frozen=True, kw_only=True):
         tombstoned: nodes that nsqlookupd hides.
         settings: by node, ``{"settings": ..., "effective": ...}`` of our own nsqd.
         is_found: False: nobody has it; then it is empty.
-        replicas, min_in_sync: of a topic of a cluster: copies that are wanted, and how many have to confirm; else 0.
+        is_of_cluster: a cluster has it.
+        replicas, min_in_sync: of such a topic: copies that are wanted, and how many have to confirm; else 0.
         lost_if_deleted: what deleting it would lose, as a sentence.
     """
 
@@ -419,6 +422,7 @@ class TopicView(View, frozen=True, kw_only=True):
     producers: list[ClientRow] = []
     tombstoned: list[str] = []
     settings: dict[str, Any] = {}
+    is_of_cluster: bool = False
     replicas: int = 0
     min_in_sync: int = 0
     lost_if_deleted: str = ""
