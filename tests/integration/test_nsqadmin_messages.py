@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 from urllib.parse import urlencode
@@ -189,6 +190,19 @@ def test_dead_letters_are_looked_at_requeued_and_dropped(deployed: Deployment):
     assert deployed.act("requeue_dead_letters", topic=topic).status == 303
     assert deployed.nsqd.unfinished(f"{topic}.dead", "nsqadmin") == 0
     assert {row["body"] for row in deployed.get(f"/peek/{topic}/c")["messages"]} == {"one", "three"}
+
+
+def test_two_who_requeue_all_at_once_publish_each_once(deployed: Deployment):
+    count = 20
+    topic = deployed.topic("contended", *(b"%d" % number for number in range(count)))
+    deployed.give_up(topic, count)
+    assert deployed.act("create_channel", topic=f"{topic}.dead", channel="nsqadmin").status == 303
+    wait_until(lambda: deployed.get(f"/dead-letters/{topic}")["messages"], "they are in the channel")
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda _: deployed.act("requeue_dead_letters", topic=topic).status, range(2)))
+    assert sorted(answers) == [303, 404], "the second finds none"
+    assert deployed.nsqd.unfinished(f"{topic}.dead", "nsqadmin") == 0
+    assert deployed.nsqd.stats(topic)["message_count"] == 2 * count
 
 
 def listed(nsqadmin: Nsqadmin, topic: str) -> str:

@@ -17,7 +17,8 @@ Source: NSQ's HTTP API, NSQ's nsqlookupd.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -49,6 +50,11 @@ DEAD_LETTERS_MAX = 1000
 REFUSALS_MAX = 20
 """Dead letters that a node refuses, behind which the others are left where they are."""
 _NOT_THERE = ("TOPIC_NOT_FOUND", "CHANNEL_NOT_FOUND")
+_FINISHED = "MESSAGE_NOT_FOUND"
+
+
+class _Contended(NotAnswered):
+    """A dead letter that was published has been finished by somebody else meanwhile."""
 
 
 class Outcome:
@@ -111,6 +117,7 @@ class Actions:
         self._audit = audit
         self._notifier = notifier
         self._hostname = hostname
+        self._turns: dict[str, tuple[asyncio.Lock, int]] = {}  # by topic of dead letters, with how many want one
 
     @property
     def _lookupds(self) -> tuple[str, ...]:
@@ -464,6 +471,8 @@ class Actions:
         """Publish dead letters of a topic again, to the topic that they came from, and finish them among the dead.
 
         One that was published and then could not be finished stays, and is published again the next time: none is lost.
+        Of this nsqadmin one at a time does so. One that was finished by somebody else meanwhile may have been published
+        by them too: that is said, and the rest of its node is left to them.
 
         Args:
             message_id: only this one; None: the first ``DEAD_LETTERS_MAX``.
@@ -479,7 +488,16 @@ class Actions:
                 raise NotAnswered(Missing("nsqd", node, "refused", text), 400)
             await self._upstream.change("nsqd", node, publish_again(stored, topic))
             question = nsqd_questions.finish_message(dead_topic, channel, found.message_id)
-            await self._upstream.change("nsqd", node, question)
+            try:
+                await self._upstream.change("nsqd", node, question)
+            except NotAnswered as error:
+                if error.word != _FINISHED:
+                    raise
+                text = (
+                    f"letter {found.message_id} was published again, and somebody else has finished it meanwhile: if "
+                    "they requeue the same letters it is published twice; those behind it are left where they are"
+                )
+                raise _Contended(Missing("nsqd", node, "refused", text), error.status, error.word) from error
 
         return await self._dead_letters(visitor, "operate", "requeue_dead_letters", topic, message_id, None, requeue)
 
@@ -524,6 +542,9 @@ class Actions:
                     tried.add(each.message_id)
                     try:
                         await act(node, dead_topic, channel, each)
+                    except _Contended as error:
+                        outcome.add(1, [error])
+                        return
                     except NotAnswered as error:  # one that is refused keeps the others from nothing
                         refusals += 1
                         if not 400 <= error.status < 500 or refusals >= REFUSALS_MAX:
@@ -550,9 +571,10 @@ class Actions:
                 if unasked:
                     return
                 raise Refused(404, f"there are no dead letters of {topic} in a channel of {dead_topic}")
-            answers = await asyncio.gather(
-                *(of_node(node, dead_topic, channel, outcome) for node in nodes), return_exceptions=True
-            )
+            async with self._alone_with(dead_topic):
+                answers = await asyncio.gather(
+                    *(of_node(node, dead_topic, channel, outcome) for node in nodes), return_exceptions=True
+                )
             for answer in answers:
                 if isinstance(answer, NotAnswered):
                     outcome.add(0, [answer])
@@ -569,6 +591,19 @@ class Actions:
 
         outcome_text = f"{verb} {'message ' + message_id if message_id else 'dead letters'} of {topic}"
         return await self._change(visitor, role, action, outcome_text, work, check, topic=topic, is_counted=True)
+
+    @asynccontextmanager
+    async def _alone_with(self, dead_topic: str) -> AsyncIterator[None]:
+        """Wait until nobody else here requeues or drops the letters of a topic."""
+        lock, count = self._turns.get(dead_topic, (asyncio.Lock(), 0))
+        self._turns[dead_topic] = lock, count + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            _, count = self._turns.pop(dead_topic)
+            if count > 1:
+                self._turns[dead_topic] = lock, count - 1
 
     async def drain_node(self, visitor: Visitor, node: str, confirm: str | None = None) -> DoneView:
         """Have a node of a cluster give its partitions to others; one that is in none empties itself and ends."""

@@ -272,13 +272,9 @@ class Messages:
 
     async def dead_letters(self, topic: str, visitor: Visitor, count: int = PEEK_COUNT_MAX) -> DeadLettersView:
         """Return the dead letters of a topic."""
-        known = await self._known(topic)
+        known = await self._snapshots.fresh()  # some may have died just now
         places = await self.places_of(topic, known)
         dead_topic, missing = places.own, list(places.missing)
-        if (dead_topic and not dead_channel(known, dead_topic)) or any(
-            one not in known.topics for one in places.others
-        ):
-            known = await self._snapshots.fresh()  # the first may have died just now
         nodes, _ = self.nodes_of(dead_topic, known)
         channel = dead_channel(known, dead_topic)
         rows: list[PeekRow] = []
@@ -371,7 +367,7 @@ class Messages:
         Nsqd marks them in their settings, for which it is asked topic by topic: first of those with headers, which it
         makes them with, and of all as far as there is time.
         """
-        known = await self._snapshots.get()
+        known = await self._snapshots.fresh()  # the first may have died just now
         ours = [address for address in known.on_node if known.nodes[address].kind == "flintmq"]
         found = {name for name in known.topics if _is_named_so(name)}
         missing: dict[str, Missing] = {}

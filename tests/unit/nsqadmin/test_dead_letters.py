@@ -10,8 +10,9 @@ from urllib.parse import parse_qsl
 
 import pytest
 
-from flintmq.client.admin.results import SettingsState
+from flintmq.client.admin.results import PeekedMessage, SettingsState, StoredMessage
 from flintmq.nsqadmin import daemons, messages
+from flintmq.nsqadmin.actions import Actions
 from flintmq.nsqadmin.messages import CHANNEL_COUNT_MAX, DEAD_TOPIC_COUNT_MAX, Messages, Places
 from flintmq.nsqadmin.snapshots import Known, Snapshot, merge
 from flintmq.nsqadmin.upstream import Answers, NotAnswered
@@ -187,3 +188,50 @@ def test_channels_that_are_too_many_to_ask_are_counted():
     assert node.places_of("t").notes == [
         f"of 1 of {count} channels it is not known where their dead letters go: too many to ask"
     ]
+
+
+class PretendLetters(PretendNode):
+    """A node with two dead letters in a channel, one of which somebody else finishes when it is published."""
+
+    def __init__(self) -> None:
+        super().__init__([*topics("t"), *topics("t.dead", channels=["nsqadmin"])])
+        self.lookupds: tuple[str, ...] = ()
+        self.left = ["a" * 16, "b" * 16]
+        self.published = 0
+        self.messages = self._messages()
+        self.snapshots = self
+        self.outcomes: list[tuple[Any, ...]] = []
+
+    def forget(self) -> None:
+        pass
+
+    async def look(self, daemon: str, address: str, question: Any, within_s: float = 1.0) -> Any:
+        if question.target.startswith("/channel/peek"):
+            return [PeekedMessage(id=1, message_id=each, text="", timestamp_ns=0) for each in self.left]
+        return await super().look(daemon, address, question, within_s)
+
+    async def change(self, daemon: str, address: str, question: Any) -> Any:
+        if question.target.startswith("/message/get"):
+            return StoredMessage(id=1, message_id=self.left[0], text="body", timestamp_ns=0)
+        if question.target.startswith("/pub"):
+            self.published += 1
+            return None
+        raise NotAnswered(Missing(daemon, address, "refused", "it answers 404"), 404, "MESSAGE_NOT_FOUND")
+
+    def note(self, *arguments: Any) -> None:
+        self.outcomes.append(arguments)
+
+    def tell(self, notification: Any) -> None:
+        pass
+
+
+def test_a_letter_that_somebody_else_finished_may_be_there_twice_and_the_rest_is_theirs():
+    node: Any = PretendLetters()
+    visitor: Any = SimpleNamespace(
+        require=lambda role: None, basic_user="", name="ann", is_believed=True, address="", user_agent="", url=""
+    )
+    env: Any = SimpleNamespace(clock=SimpleNamespace(wall_ns=lambda: 0))
+    done = asyncio.run(Actions(env, node, node, node, node, "host").requeue_dead_letters(visitor, "t"))
+    assert (node.published, done.text) == (1, "requeued dead letters of t (1)")
+    (failure,) = done.failures
+    assert "it is published twice; those behind it are left" in failure.text
