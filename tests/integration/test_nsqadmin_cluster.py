@@ -26,7 +26,7 @@ class Deployment:
     def page(self, path: str, status: int = 200) -> str:
         answer = self.nsqadmin.request("GET", path, None, HTML)
         assert answer.status == status, answer.body
-        return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", answer.body.decode().partition("<main")[2]))
+        return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", answer.body.decode().partition("<body")[2]))
 
     def field(self, path: str, name: str) -> str:
         """The value of a hidden field of a page's form."""
@@ -42,6 +42,10 @@ class Deployment:
         """The page that a change leads to."""
         assert answer.status == 303, answer.body
         return self.page(answer.headers["location"].removeprefix(self.nsqadmin.url))
+
+    def delete(self, topic: str) -> None:
+        self.cluster.nsqlookupd.post(f"/topic/delete?topic={topic}&partition=**")
+        wait_until(lambda: not self.cluster.status(topic)["topics"][0]["partitions"], f"{topic} is gone")
 
     def address(self, node: Nsqd) -> str:
         return f"127.0.0.1:{node.http[1]}"
@@ -117,8 +121,76 @@ def test_a_topic_that_the_cluster_made_has_its_partitions(deployed: Deployment):
     assert view["total"]["partition_count"] == of_cluster["partition_num"] == len(view["partitions"])
     leader.post("/pub?topic=auto", b"one")
     row = wait_until(lambda: next((p for p in deployed.get("/topics/auto")["partitions"] if p["depth"]), None), "told")
+    assert row is not None
     assert (row["message_count"], row["leader_node"] != "", len(row["replicas"])) == (1, True, of_cluster["replicator"])
     page = deployed.page("/topics/auto")
     assert all(word in page for word in ("Change…", "More partitions…", "Move…", "since its leaders began")), page
     assert "Tombstone…" not in page
     assert "No copy" in deployed.page("/confirm/change_topic?topic=auto&plan=1&retention_days=1")
+    deployed.delete("auto")
+
+
+def test_a_topic_of_the_cluster_is_not_taken_from_one_node(deployed: Deployment):
+    leader = made_alone(deployed, "kept", 1)
+    form = {"topic": "kept", "node": deployed.address(leader)}
+    assert "is not deleted at one node" in deployed.page(f"/confirm/tombstone?{urlencode(form)}", 400)
+    answer = deployed.act("tombstone", confirm="kept", **form)
+    assert answer.status == 400 and "is not deleted at one node" in answer.text
+    assert not any(any(row["tombstones"]) for row in deployed.cluster.nsqlookupd.get("/nodes")["producers"])
+    assert deployed.cluster.found_leader("kept", access="w") is leader, "publishers are told of it as before"
+
+
+def test_a_node_is_drained_on_its_own_page_as_its_cluster_does_it(deployed: Deployment):
+    made_alone(deployed, "moved", 1)
+    leader = deployed.cluster.leader("moved")
+    node = deployed.address(leader)
+    confirm = deployed.page(f"/confirm/drain_node?node={node}")
+    assert "gives its copies to others" in confirm and "moved 0" in confirm, "what it comes to"
+    assert "consumers empty it" not in confirm
+    assert "gives what it has to others" in deployed.told(deployed.act("drain_node", node=node, confirm=node))
+    view = deployed.get(f"/nodes/{node}")
+    assert view["drain"]["draining"] is view["member"]["is_draining"] is True
+    page = deployed.page(f"/nodes/{node}")
+    assert "Stop draining" in page and "Drain…" not in page and " drains " in page
+    again = deployed.told(deployed.act("drain_node", node=node, confirm=node))
+    assert "nothing was to be done, it was so already" in again
+    assert "may have partitions again" in deployed.told(deployed.act("stop_drain_node", node=node))
+    assert deployed.get(f"/nodes/{node}")["member"]["is_draining"] is False
+    deployed.cluster.create("everywhere", 1, 3)
+    refused = deployed.page(f"/confirm/drain_node?node={node}", 400)
+    assert "that can go nowhere: replicator=3" in refused, "as the order would be"
+    assert deployed.act("drain_node", node=node, confirm=node).status == 400
+    deployed.delete("everywhere")
+
+
+def test_a_leader_is_elected_only_with_the_loss_that_the_page_showed(deployed: Deployment):
+    cluster = deployed.cluster
+    cluster.create("torn", 1, 2)
+    cluster.wait_in_sync("torn", 2)
+    first = cluster.leader("torn")
+    copies = set(cluster.partition("torn")["replicas"])
+    by_id = {row["node"]: row["tcp_port"] for row in cluster.status()["nodes"]}
+    (second,) = [
+        node for node in cluster.nodes if node.tcp[1] in {by_id[each] for each in copies} and node is not first
+    ]
+    second.kill()
+    wait_until(lambda: len(cluster.partition("torn")["in_sync"]) == 1, "the leader goes on alone")
+    first.post("/pub?topic=torn&partition=0", b"only there")
+    first.kill()
+    wait_until(lambda: not cluster.partition("torn")["leader"], "nobody leads")
+    second.discard()
+    second.launch()
+    second.wait_listening()
+    order = "/confirm/elect?topic=torn&partition=0"
+
+    def offered() -> bool:
+        return 'name="seen"' in deployed.nsqadmin.request("GET", order, None, HTML).text
+
+    wait_until(offered, lambda: deployed.nsqadmin.request("GET", order, None, HTML).text)
+    seen = deployed.field(order, "seen")
+    form = {"topic": "torn", "partition": "0", "confirm": "torn"}
+    answer = deployed.act("elect", seen="0" * len(seen), **form)
+    assert answer.status == 400 and "it would come to something else now than your page showed" in answer.text
+    assert not cluster.partition("torn")["leader"]
+    assert deployed.act("elect", seen=seen, **form).status == 303
+    assert cluster.leader("torn") is second

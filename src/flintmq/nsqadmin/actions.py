@@ -286,6 +286,8 @@ class Actions:
 
         async def work(outcome: Outcome) -> None:
             await self._node(node)
+            if await self._gather.is_of_cluster(topic):
+                raise Refused(400, of_the_cluster(topic))
             if self._lookupds:
                 await self._each("nsqlookupd", self._lookupds, lookupd_questions.tombstone(topic, node), outcome)
             await self._each("nsqd", [node], nsqd_questions.delete_topic(topic), outcome)
@@ -359,14 +361,22 @@ class Actions:
             order.append(make())
 
         async def work(outcome: Outcome) -> None:
-            plan = await self._first("nsqlookupd", self._lookupds, order[0], outcome)
-            if isinstance(plan, dict) and plan.get("changes") is False:
-                outcome.text = f"nothing was to be done, it was so already: {text}"
-            refusals = [each for each in (*outcome.failures, *outcome.absent) if 400 <= each.status < 500]
-            if refusals and not outcome.done_count:
-                raise Refused(400, f"nothing was done: {refusals[-1].word[:2000]}")
+            await self._order(order[0], text, outcome)
 
         return await self._change(visitor, "admin", action, text, work, check, topic=topic[:64], node=node[:128])
+
+    async def _order(self, question: Question[Any], text: str, outcome: Outcome) -> None:
+        """Give an order; say so if it was to be done no more.
+
+        Raises:
+            Refused: with 400, by the cluster.
+        """
+        plan = await self._first("nsqlookupd", self._lookupds, question, outcome)
+        if isinstance(plan, dict) and plan.get("changes") is False:
+            outcome.text = f"nothing was to be done, it was so already: {text}"
+        refusals = [each for each in (*outcome.failures, *outcome.absent) if 400 <= each.status < 500]
+        if refusals and not outcome.done_count:
+            raise Refused(400, f"nothing was done: {refusals[-1].word[:2000]}")
 
     async def move_partition(self, visitor: Visitor, topic: str, partition: str, source: str, target: str) -> DoneView:
         """Move a copy of a partition to another node: it is made there first, then taken away here."""
@@ -611,7 +621,9 @@ class Actions:
         async def work(outcome: Outcome) -> None:
             await self._node(node)
             if await self._is_in_cluster(node):
-                await self._first("nsqlookupd", self._lookupds, cluster_questions.drain_node(node), outcome)
+                text = f"node {node} gives what it has to others"
+                await self._order(cluster_questions.drain_node(node), text, outcome)
+                outcome.text = outcome.text or text
             else:
                 view = await self._gather.node(node)
                 if view is not None and view.drain.get("draining"):
@@ -629,7 +641,9 @@ class Actions:
         async def work(outcome: Outcome) -> None:
             await self._node(node)
             if await self._is_in_cluster(node):
-                await self._first("nsqlookupd", self._lookupds, cluster_questions.drain_node(node, undo=True), outcome)
+                text = f"node {node} may have partitions again"
+                await self._order(cluster_questions.drain_node(node, undo=True), text, outcome)
+                outcome.text = outcome.text or text
             else:
                 await self._each("nsqd", [node], nsqd_questions.stop_drain(), outcome)
 
@@ -638,10 +652,7 @@ class Actions:
         )
 
     async def _is_in_cluster(self, node: str) -> bool:
-        if not self._lookupds:
-            return False
-        found = await self._gather.cluster()
-        return any(node == each.http_address for each in found.nodes)
+        return bool(self._lookupds) and await self._gather.member(node) is not None
 
     # -- how ----------------------------------------------------------------------------------------------------------
 
@@ -786,6 +797,12 @@ class Actions:
     async def _node(self, node: str) -> None:
         if node not in (await self._gather.snapshots.fresh()).nodes:
             raise Refused(404, "NODE_NOT_FOUND")
+
+
+def of_the_cluster(topic: str) -> str:
+    """Say why a topic is not taken from one node."""
+    text = "is of the cluster, and is not deleted at one node: move its copies from there, or drain the node"
+    return f"topic {topic} {text}"
 
 
 def publish_again(message: StoredMessage, topic: str) -> Question[Any]:

@@ -31,6 +31,7 @@ from flintmq.nsqadmin.messages import PEEK_COUNT, By, Messages, What
 from flintmq.nsqadmin.problems import findings
 from flintmq.nsqadmin.queries import Queries, query_of
 from flintmq.nsqadmin.snapshots import (
+    NO_TOPIC,
     Snapshot,
     Snapshots,
     add_channel,
@@ -290,6 +291,7 @@ class Gather:
         if node is None:
             return None
         missing: list[Missing] = []
+        asking = asyncio.ensure_future(self.member(address))
         try:
             found = await self._upstream.look("nsqd", address, daemons.stats(clients=True, memory=True))
         except NotAnswered as error:
@@ -299,6 +301,9 @@ class Gather:
         damage: dict[str, Any] = {}
         if node.kind == "flintmq" and not missing:
             (drain, damage), missing = await self._extras_of(address)
+        member = await asking
+        if member is not None and member.is_draining:
+            drain = {**drain, "draining": True}
         topics = _joined_partitions(found.topics or [], address)
         rows = sorted(topics.values(), key=lambda each: each[0].name)
         rows = [each for each in rows if text.lower() in each[0].name.lower()]
@@ -318,7 +323,18 @@ class Gather:
             memory=found.memory or {},
             drain=drain,
             damage=damage,
+            member=member,
         )
+
+    async def member(self, address: str) -> ClusterNodeRow | None:
+        """Return a node as its cluster knows it; None: it is in none, or nobody tells.
+
+        Args:
+            address: ``host:http_port``.
+        """
+        status = (await self._cluster_status(NO_TOPIC)).status
+        found = _member_rows(status) if status is not None else ()
+        return next((row for row in found if row.http_address == address), None)
 
     async def _extras_of(self, address: str) -> tuple[list[dict[str, Any]], list[Missing]]:
         """Ask one of ours whether it drains, and what is damaged; an older one, which does not know, is not missing."""
@@ -506,6 +522,10 @@ class Gather:
 
     # -- partitions and clusters --------------------------------------------------------------------------------------
 
+    async def is_of_cluster(self, topic: str) -> bool:
+        """Whether a cluster has a topic, as far as a nsqlookupd tells."""
+        return (await self._cluster_status(topic)).find(topic) is not None
+
     async def _ask_holders(
         self, topic: str, holding: list[str], known: Snapshot, question: Question[daemons.Stats]
     ) -> tuple[Answers[daemons.Stats], _Cluster]:
@@ -636,7 +656,6 @@ class Gather:
         if status is None:
             return ClusterView(at_s=at_s, missing=missing, is_cluster=False)
         kept = await self._keep(elections)
-        drains = {each.node: each for each in status.drains}
         names = self._members
         troubled: dict[str, list[PartitionRow]] = {}
         for topic in status.topics:
@@ -660,23 +679,7 @@ class Gather:
             master=format_address(status.master.host, status.master.http_port) if status.master else "",
             problem=_why_stale(status),
             lookupds=[format_address(each.host, each.http_port) for each in status.lookupds],
-            nodes=[
-                ClusterNodeRow(
-                    node_id=node.node,
-                    address=node.address,
-                    http_address=format_address(node.host, node.http_port),
-                    zone=node.zone,
-                    leads=node.leads,
-                    holds=node.holds,
-                    is_draining=node.is_draining or node.node in drains,
-                    is_suspected=node.suspected,
-                    syncs=node.syncs,
-                    is_removal=node.node in drains and drains[node.node].is_removal,
-                    left=drains[node.node].left if node.node in drains else 0,
-                )
-                for node in status.nodes
-            ]
-            + _away(status, names),
+            nodes=_member_rows(status) + _away(status, names),
             topic_count=len(status.topics),
             partition_count=sum(len(topic.partitions) for topic in status.topics),
             troubled=troubled,
@@ -971,6 +974,26 @@ def _tell_cluster(row: PartitionRow, partition: ClusterPartition, status: Cluste
 def _why_stale(status: ClusterStatus) -> str:
     """Tell why a nsqlookupd does not know how its cluster is now; empty: it does."""
     return status.problem or store_away(status)
+
+
+def _member_rows(status: ClusterStatus) -> list[ClusterNodeRow]:
+    drains = {each.node: each for each in status.drains}
+    return [
+        ClusterNodeRow(
+            node_id=node.node,
+            address=node.address,
+            http_address=format_address(node.host, node.http_port),
+            zone=node.zone,
+            leads=node.leads,
+            holds=node.holds,
+            is_draining=node.is_draining or node.node in drains,
+            is_suspected=node.suspected,
+            syncs=node.syncs,
+            is_removal=node.node in drains and drains[node.node].is_removal,
+            left=drains[node.node].left if node.node in drains else 0,
+        )
+        for node in status.nodes
+    ]
 
 
 def _away(status: ClusterStatus, names: Mapping[str, str]) -> list[ClusterNodeRow]:

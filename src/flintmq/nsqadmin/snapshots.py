@@ -49,7 +49,7 @@ _REMEMBERED_S = 300.0
 _INFO_S = 60.0
 _NO_CLUSTER_S = 60.0
 """The time for which a nsqlookupd that knows no cluster is not asked for one again."""
-_NO_TOPIC = "-"
+NO_TOPIC = "-"
 """Asks for what a cluster is without its topics."""
 _RATE_S = 4.0
 _NS_PER_S = 1e9
@@ -176,7 +176,7 @@ class Snapshots:
         answers, _, status = await asyncio.gather(
             self._upstream.look_all("nsqd", known.nodes, daemons.stats(), left_s),
             self._ask_who_they_are(known.nodes, left_s),
-            self._ask_cluster(left_s, _NO_TOPIC),
+            self._ask_cluster(left_s, NO_TOPIC),
         )
         missing = known.missing + answers.missing
         for each in answers.missing:

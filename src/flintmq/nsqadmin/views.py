@@ -245,7 +245,8 @@ class NodeView(View, frozen=True, kw_only=True):
         topic_total: topics of the node; at most ``page_size`` of them are in ``topics``.
         clients: consumers by ``topic/channel``; only where asked for.
         memory: as it says; empty: it does not.
-        drain: its state of draining, of our own nsqd.
+        drain: its state of draining, of our own nsqd; ``draining`` also where its cluster takes everything from it.
+        member: it as a node of a cluster; None: it is in none, or none is known.
         damage: what is damaged in its data directory, of our own nsqd.
     """
 
@@ -259,6 +260,7 @@ class NodeView(View, frozen=True, kw_only=True):
     memory: dict[str, int] = {}
     drain: dict[str, Any] = {}
     damage: dict[str, Any] = {}
+    member: ClusterNodeRow | None = None
 
 
 TOPIC_SORTS = (

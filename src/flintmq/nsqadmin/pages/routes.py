@@ -7,15 +7,18 @@ the middleware before, never here: a page only leaves out buttons that would be 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote, urlencode
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from flintmq.client.admin import cluster as cluster_questions
-from flintmq.nsqadmin.actions import change_order, expand_order, move_order, read_number
+from flintmq.nsqadmin.actions import change_order, expand_order, move_order, of_the_cluster, read_number
 from flintmq.nsqadmin.errors import Refused
 from flintmq.nsqadmin.gather import is_another
 from flintmq.nsqadmin.pages.acts import ACTS, Act, Form, carry_out
@@ -41,6 +44,8 @@ _SEEN = ("empty_topic", "delete_topic", "empty_channel", "delete_channel", "set_
 _SEEN_SIZE_MAX = 1000
 _PLANNED = ("drain_member", "remove_member", "elect", "move_partition", "change_topic", "expand_topic")
 """Orders to a cluster, which says what they come to before they are given."""
+_BOUND = ("elect",)
+"""Orders of which it depends on the moment what they lose: given only while that is what the page showed."""
 
 
 class _Gone(Refused):
@@ -232,6 +237,9 @@ class Pages:
 
     async def _ask(self, request: Request, act: Act, form: Form, failed: str, status: int) -> Response:
         """The page that says what an act would lose, and asks for the name."""
+        is_ordered = act.name in _PLANNED
+        if act.name == "drain_node" and await self._gather.member(form.get("node", "").strip()) is not None:
+            act, is_ordered = replace(act, what=ACTS["drain_member"].what), True
         names = (*act.takes, *act.optional)
         asked_for = {"when", *(each.name for each in act.asks)}
         is_planned = act.is_planned and bool(form.get("plan"))
@@ -243,10 +251,12 @@ class Pages:
         missing: list[Any] = []
         plan: PlanView | None = None
         try:
-            if act.name in _PLANNED and (is_planned or not act.is_planned):
+            if is_ordered and (is_planned or not act.is_planned):
                 question, topic = planned_order(act, fields)
                 plan = await self._gather.plan(question, topic)
                 missing = plan.missing
+                if act.name in _BOUND:
+                    seen = digest(plan)
             else:
                 stake, missing = await self._stake(request, act, fields)
             if act.name in _SEEN:
@@ -301,6 +311,8 @@ class Pages:
         if act.name == "tombstone":
             topic = await self._gather.topic(fields["topic"])
             _check_found(topic, f"Topic {topic.name}")
+            if topic.is_of_cluster:
+                raise Refused(400, of_the_cluster(topic.name))
             losses = [
                 f"{plural(row.waiting, 'message')} and {plural(row.channel_count, 'channel')} would be lost there."
                 for row in topic.nodes
@@ -336,6 +348,13 @@ class Pages:
     async def _check_seen(self, act: Act, form: Form) -> None:
         """Refuse to drop what is not what the page showed, but has taken its name."""
         topic, channel, seen = form.get("topic", "").strip(), form.get("channel", "").strip(), form.get("seen", "")
+        if act.name in _BOUND and seen:
+            question, about = planned_order(act, {name: form.get(name, "").strip() for name in act.takes})
+            if seen != digest(await self._gather.plan(question, about)):
+                raise Refused(
+                    400, "nothing was done: it would come to something else now than your page showed. It stands below."
+                )
+            return
         if act.name not in _SEEN or not seen:
             return
         if is_another(seen[:_SEEN_SIZE_MAX], await self._gather.seen_of(topic, channel)):
@@ -369,7 +388,7 @@ def planned_order(act: Act, fields: Form) -> tuple[Any, str]:
         Refused: with 400, the order is not whole.
     """
     topic = fields.get("topic", "")
-    if act.name == "drain_member":
+    if act.name in ("drain_member", "drain_node"):
         return cluster_questions.drain_node(fields["node"], dry_run=True), ""
     if act.name == "remove_member":
         return cluster_questions.remove_node(fields["node"], dry_run=True), ""
@@ -384,6 +403,11 @@ def planned_order(act: Act, fields: Form) -> tuple[Any, str]:
         return change_order(topic, *texts, dry_run=True), topic
     assert act.name == "expand_topic"
     return expand_order(topic, fields.get("partitions", ""), dry_run=True), topic
+
+
+def digest(plan: PlanView) -> str:
+    """Return what tells a plan from another one."""
+    return hashlib.sha256(msgspec.json.encode((plan.is_change, plan.what, plan.copies, plan.notes))).hexdigest()[:32]
 
 
 def _quoted(word: str) -> str:
