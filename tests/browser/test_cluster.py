@@ -104,13 +104,14 @@ def test_copies_are_moved_made_and_taken_away(visitor: Visitor, cluster: Cluster
     page.fill("#retention_days", "5")
     stake = comes_to(visitor)
     assert "Topic orders is changed to version" in stake
+    assert "an OK needs 2 of 3 copies in sync, instead of 1" in stake
     assert [(copy["To"], copy["Partition"]) for copy in visitor.table("Copies")] == [(before[0], "orders 0")]
     page.get_by_role("link", name="Other figures").click()
     assert page.input_value("#retention_days") == "5"
     comes_to(visitor)
     page.fill("#confirm", "orders")
     page.get_by_role("button", name="Change the topic").click()
-    assert "3 copies, 2 copies that confirm, 5 days" in told(visitor)
+    assert "3 copies, 2 copies that confirm, 5 days; an OK needs 2 of 3 copies in sync" in told(visitor)
     expect(page.locator("#partitions")).to_contain_text("3 copies of each, 2 have to confirm")
     wait_until(lambda: partition_of(cluster)["in_sync"] == addresses(cluster), "the third copy is made")
     (topic,) = cluster.nsqlookupd.get("/cluster/status?topic=orders")["topics"]

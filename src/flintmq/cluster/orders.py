@@ -380,7 +380,11 @@ def alter(controller: Controller, topic: str, meta: TopicMeta, min_in_sync: int 
     notes = [] if meta.replica <= 1 or least > 1 else [_alone(topic, meta.replica, least, min_in_sync)]
     if least == record.min_in_sync and meta.is_like(record.meta):
         return Plan(None, notes=notes)
+    if 1 < least == meta.replica and (least, meta.replica) != (record.min_in_sync, record.meta.replica):
+        notes.append(_all_needed(topic, least))
     now = msgspec.structs.replace(record, meta=meta, min_in_sync=least)
+    if least != record.min_in_sync:
+        notes.insert(0, f"an OK needs {least} of {meta.replica} copies in sync, instead of {record.min_in_sync}")
     swap = controller.swap_to(
         controller.view.keys.topic(topic), now, f"topic {topic} is changed to version {meta.version}"
     )
@@ -407,6 +411,14 @@ def _alone(topic: str, copies: int, least: int, asked: int | None) -> str:
         return text
     order = f"flintmq topic update {topic} --min-in-sync={usual}"
     return f"{text}. With {copies} copies {usual} are usual: ask for that once so many are in sync, with {order}"
+
+
+def _all_needed(topic: str, copies: int) -> str:
+    """Tell what it means that every copy has to be in sync."""
+    return (
+        f"an OK needs all {copies} copies in sync: with one node away nothing is acknowledged, until it is back or "
+        f"flintmq topic update {topic} --min-in-sync={copies - 1} says that fewer are enough"
+    )
 
 
 def _check_in_sync(view: View, topic: str, least: int) -> None:

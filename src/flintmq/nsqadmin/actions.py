@@ -374,6 +374,8 @@ class Actions:
         plan = await self._first("nsqlookupd", self._lookupds, question, outcome)
         if isinstance(plan, dict) and plan.get("changes") is False:
             outcome.text = f"nothing was to be done, it was so already: {text}"
+        elif isinstance(plan, dict):
+            outcome.text = "; ".join([text, *self._gather.notes_of(plan)])
         refusals = [each for each in (*outcome.failures, *outcome.absent) if 400 <= each.status < 500]
         if refusals and not outcome.done_count:
             raise Refused(400, f"nothing was done: {refusals[-1].word[:2000]}")

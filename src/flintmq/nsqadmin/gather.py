@@ -744,8 +744,12 @@ class Gather:
             copies=copies[:PAGE_SIZE_MAX],
             copy_count=int(plan.get("copy_count") or 0),
             size_bytes=sum(known) if len(known) == len(made) else None,
-            notes=[_named(str(note)[:2000], self._members) for note in plan.get("notes") or ()][:20],
+            notes=self.notes_of(plan),
         )
+
+    def notes_of(self, plan: dict[str, Any]) -> list[str]:
+        """Return what a cluster adds to an order, with addresses in the place of ids of nodes."""
+        return [_named(str(note)[:2000], self._members) for note in plan.get("notes") or ()][:20]
 
     async def seen_of(self, topic: str, channel: str = "") -> str:
         """Return what tells a topic from another one that takes its name later, for :func:`is_another`.

@@ -811,6 +811,17 @@ def test_with_more_copies_more_have_to_be_in_sync_if_they_are(copies, least, in_
     assert ("flintmq topic update t --min-in-sync=2" in notes) is (then == 1 and wanted > 2)
 
 
+def test_a_change_says_from_what_to_what_and_where_one_node_stops_everything():
+    master = _with_copies(World(), 2, 1, "ab")
+    plan = _with_more(master, 3)
+    assert plan.notes == ["an OK needs 2 of 3 copies in sync, instead of 1"]
+    master.settle()
+    (note,) = _with_more(master, 2).notes  # so many stay needed
+    assert "an OK needs all 2 copies" in note and "flintmq topic update t --min-in-sync=1" in note
+    master.settle()
+    assert not _with_more(master, 2).notes, "nothing is changed"
+
+
 def test_who_publishes_waits_neither_for_partitions_that_are_yet_to_be_brought_nor_for_the_dead():
     world = World()
     assert _with_more(_with_copies(world, 2, 1, "ab", partition_num=2), 3).notes
