@@ -200,10 +200,11 @@ class Actions:
         return await self._change(visitor, "operate", "create_channel", text, work, check, topic=topic, channel=channel)
 
     async def _create_channel(self, topic: str, channel: str, outcome: Outcome) -> None:
-        if self._lookupds:
-            await self._each("nsqlookupd", self._lookupds, lookupd_questions.create_channel(topic, channel), outcome)
         holders = await self._holders(topic, outcome)
-        await self._each("nsqd", holders, nsqd_questions.create_channel(topic, channel), outcome)
+        await asyncio.gather(  # one of either that hangs keeps the others waiting once, not twice
+            self._each("nsqlookupd", self._lookupds, lookupd_questions.create_channel(topic, channel), outcome),
+            self._each("nsqd", holders, nsqd_questions.create_channel(topic, channel), outcome),
+        )
 
     async def delete_topic(self, visitor: Visitor, topic: str, confirm: str | None = None) -> DoneView:
         """Delete a topic with its channels and messages, everywhere."""
@@ -670,8 +671,11 @@ class Actions:
         confirm: str | None = None,
     ) -> DoneView:
         async def work(outcome: Outcome) -> None:
-            holders = await self._holders(topic, outcome)
-            if action.startswith(("pause", "unpause")) and await self._is_paused(topic, channel) is (action[0] == "p"):
+            asking = asyncio.ensure_future(self._holders(topic, outcome))
+            pauses = action.startswith(("pause", "unpause"))
+            was_paused = await self._is_paused(topic, channel) if pauses else None
+            holders = await asking
+            if pauses and was_paused is (action[0] == "p"):
                 name = f"{topic}/{channel}" if channel else topic
                 state = "was paused already" if action[0] == "p" else "was not paused"
                 outcome.text = f"nothing has changed: {name} {state}"
@@ -768,9 +772,10 @@ class Actions:
     async def _holders(self, topic: str, outcome: Outcome) -> list[str]:
         """Return the nodes that have a topic, as nsqlookupd and they themselves say now; note who does not say."""
         snapshots = self._gather.snapshots
-        await snapshots.fresh()
+        answers, _ = await asyncio.gather(
+            self._upstream.look_all("nsqlookupd", snapshots.lookupds, daemons.lookup(topic)), snapshots.fresh()
+        )
         holding, known = await self._gather.holders(topic)
-        answers = await self._upstream.look_all("nsqlookupd", snapshots.lookupds, daemons.lookup(topic))
         named = [each.address for found in answers.found.values() for each in found]
         holders = list(dict.fromkeys([*(each for each in named if each in known.nodes), *holding]))
         outcome.add_unasked(self._unasked(topic, known, holders))
