@@ -102,6 +102,8 @@ def test_a_topic_whose_only_copy_is_away_is_not_abandoned(deployed: Deployment):
     assert "nobody leads" in deployed.page("/topics/lone") and "nobody leads" in deployed.page("/topics?text=lone")
     confirm = deployed.page("/confirm/delete_topic?topic=lone")
     assert "The figures below are not complete" in confirm and "would be lost as well" in confirm
+    emptied = deployed.act("empty_channel", topic="lone", channel="c", confirm="c")
+    assert emptied.status == 502 and deployed.address(leader) in emptied.text, "it is not said to be done"
     assert any(each["subject"] == "topic lone" for each in deployed.get("/problems")["findings"])
     deployed.cluster.mend()
     deployed.cluster.leader("lone")
