@@ -109,6 +109,43 @@ def test_no_step_of_the_wall_clock_makes_a_message_old(daemons: Daemons, shift: 
     assert nsqd.log.count("the wall clock moved by") >= len(steps_h)
 
 
+@pytest.mark.parametrize("is_clean", [True, False], ids=["clean", "killed"])
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_what_is_deferred_behind_a_step_keeps_its_delay_over_a_restart(
+    daemons: Daemons, shift: Path, limits: list[str], hours: int, is_clean: bool
+):
+    delay_ms = 3_000_000
+    nsqd = daemons.new_nsqd(limits=limits)
+    nsqd.start()
+    for topic in "tu":
+        nsqd.post(f"/topic/create?topic={topic}")
+    nsqd.post("/channel/create?topic=u&channel=c")
+    shift.write_text(str(hours * 3600), encoding="ascii")
+    for topic in "tu":  # no channel is there to reach them, or a kill may come before it has
+        nsqd.post(f"/pub?topic={topic}&defer={delay_ms}", b"posted")
+        nsqd.post(f"/mdpub?topic={topic}&defer={delay_ms}", b"several")
+        with nsqd.connect() as connection:
+            connection.ok(dpub(topic, 1, b"soon"))
+            connection.ok(dpub(topic, delay_ms, b"late"))
+    assert "the wall clock moved by" in nsqd.log
+    if is_clean:
+        nsqd.stop()
+    else:
+        nsqd.kill()
+    nsqd.start()
+    for topic in "tu":
+        with nsqd.connect() as connection:
+            connection.subscribe(topic, "c", 10)
+            assert connection.message().body == b"soon"
+            wait_until(lambda: nsqd.stats(topic, "c")["deferred_count"] == 3, "the others are deferred")  # noqa: B023
+            connection.nothing_comes()
+        rows = nsqd.get(f"/channel/peek?topic={topic}&channel=c&what=deferred")["messages"]
+        assert sorted(row["body"] for row in rows) == ["late", "posted", "several"]
+        for row in rows:
+            assert abs(row["due"] - row["timestamp"] - delay_ms * 1_000_000) < 60_000_000_000, row
+            assert 0 < row["due_in_ms"] <= delay_ms, row
+
+
 def test_nsqlookupd_before_1970(daemons: Daemons, shift: Path, limits: list[str], monkeypatch: pytest.MonkeyPatch):
     shift.write_text(str(-60 * YEAR_S), encoding="ascii")
     monkeypatch.setenv("CONFORMANCE_NSQLOOKUPD", " ".join([*limits, sys.executable, "-m", "flintmq", "nsqlookupd"]))

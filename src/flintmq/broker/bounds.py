@@ -178,7 +178,7 @@ class TopicBounds:
             batch = log.read(start) if start < log.committed_sequence else None
             if batch is None:
                 break
-            if max(batch.due_ns, clock_steps.stored_ns(batch.timestamp_ns)) + ttl_ns > wall_ns:
+            if max(partition.due_times.of(batch), clock_steps.stored_ns(batch.timestamp_ns)) + ttl_ns > wall_ns:
                 break
             start = min(batch.end, log.committed_sequence)
         self.expired_count += start - partition.backlog_start

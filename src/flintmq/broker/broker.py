@@ -1021,6 +1021,7 @@ class Broker:
             shift_ns: wall time minus the clock that :meth:`pump` and :meth:`handle_deadlines` are given.
             due_clock_ns: what that clock shows.
         """
+        self._delayed_notes.shift_ns = shift_ns
         self._progress.clock_moved(shift_ns)
         self._settings.clock_moved(shift_ns, due_clock_ns)
 

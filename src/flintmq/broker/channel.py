@@ -30,7 +30,8 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 
 from flintmq.batch import Batch
-from flintmq.broker.delayed import DelayedAhead
+from flintmq.broker.delayed import DelayedAhead, DelayedNotes
+from flintmq.broker.due_times import DueTimes
 from flintmq.broker.events import ChannelEvents
 from flintmq.broker.latency import Latency
 from flintmq.broker.ranges import ranges_of
@@ -114,6 +115,7 @@ class Channel:
         self.events: ChannelEvents | None = None
         self.limiter: Limiter | None = None
         self.delayed: DelayedAhead | None = None
+        self.due_times = DueTimes(DelayedNotes())
         self.counted_from = log.committed_sequence
         self.keep_floor: Callable[[int], bool | None] | None = None
         self._kept_floor = -1
@@ -485,7 +487,7 @@ class Channel:
             if batch is None or batch.first > window.next:  # nothing is stored there, or at the end of the log
                 window.skip_to(self.end if batch is None else min(batch.first, self.end))
                 continue
-            if batch.due_ns > wall_ns:
+            if batch.due_ns and self.due_times.of(batch) > wall_ns:
                 if not self.defer_batch(batch, wall_ns):
                     return
                 continue
@@ -673,7 +675,7 @@ class Channel:
         end = min(batch.end, self.end)
         if self.latency is not None:
             self.latency.delivered(window.next, end, batch.timestamp_ns, window.floor)
-        window.defer_batch(batch, end, wall_ns)
+        window.defer_batch(batch, end, self.due_times.of(batch), wall_ns)
         return True
 
     def _pass_deferred(self, wall_ns: int) -> None:
@@ -683,7 +685,7 @@ class Channel:
             if window.skip_hole():
                 continue
             batch = self.log.read(window.next)
-            if batch is None or batch.first > window.next or batch.due_ns <= wall_ns:
+            if batch is None or batch.first > window.next or self.due_times.of(batch) <= wall_ns:
                 self._not_deferred_at = window.next  # looked at once, however often something is published behind it
                 return
             if window.is_full or not self.defer_batch(batch, wall_ns):

@@ -163,6 +163,7 @@ class Channels:
         channel.paused = paused
         channel.limit = partition.paused_at
         channel.delayed = partition.delayed
+        channel.due_times = partition.due_times
         if self._options.latency_window_ns:
             channel.latency = Latency(self._options.latency_window_ns)
         if is_new:

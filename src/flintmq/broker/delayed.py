@@ -24,13 +24,15 @@ class DelayedNotes:
 
     Attributes:
         wall_ns: the clock of due times, as it was told last.
+        shift_ns: by how much the wall clock has been set since the start: wall time minus that clock.
         entry_count: of all partitions.
     """
 
-    __slots__ = ("entry_count", "wall_ns")
+    __slots__ = ("entry_count", "shift_ns", "wall_ns")
 
     def __init__(self) -> None:
         self.wall_ns = 0
+        self.shift_ns = 0
         self.entry_count = 0
 
 

@@ -279,7 +279,7 @@ class ChannelLimiter:
 
     def _born_ns(self, batch: Batch) -> int:
         """Find when a message's age began, on the clock of due times."""
-        return max(batch.due_ns, self._dead_letters.clock_steps.stored_ns(batch.timestamp_ns))
+        return max(self._channel.due_times.of(batch), self._dead_letters.clock_steps.stored_ns(batch.timestamp_ns))
 
     def _has_expired_message(self, message: Message, batch: Batch | None) -> bool:
         """Whether it is too old; when the log has it no more, it is not known when it was due first."""
@@ -393,7 +393,7 @@ class ChannelLimiter:
             size += batch.size
             if batch.first > window.next:
                 window.skip_to(min(batch.first, channel.end))
-            elif batch.due_ns > self.wall_ns:
+            elif channel.due_times.of(batch) > self.wall_ns:
                 is_in_the_way = channel.keep_floor is not None and len(window) > 0
                 if is_in_the_way or not channel.defer_batch(batch, self.wall_ns):
                     return

@@ -18,6 +18,7 @@ from flintmq.batch import EXTENDED, RAW_IDS
 from flintmq.broker.channel import Channel
 from flintmq.broker.clock_steps import ClockSteps
 from flintmq.broker.delayed import DelayedAhead, DelayedNotes
+from flintmq.broker.due_times import DueTimes
 from flintmq.broker.producers import OncePublish, Producers
 from flintmq.errors import PartitionFailed, StorageError
 from flintmq.limits import BATCH_COUNT_MAX
@@ -106,7 +107,8 @@ class PublishGroup(Ended):
         first_sequence, end_sequence: its messages, the end exclusive; unknown before they are written.
         first_offset: bytes of the partition before them, as unknown.
         message_count, frame_bytes: what has been published to it; counted on topics with partitions alone.
-        pending: ``(due_ns, bodies, size)`` that are to be written, each as one batch; size -1 while it may grow.
+        pending: ``(due_ns, bodies, size)`` that are to be written, each as one batch, on the clock of due times; size
+            -1 while it may grow.
         weight: what that costs, about as much as writing so many bytes.
         notes: of who listens to the partition's events.
         once: the publish of a producer that counts, which has a group of its own; None for others.
@@ -164,6 +166,7 @@ class Partition:
         events: who wants to know what is published, if anybody does.
         bounds: of its topic, if it has any.
         delayed: what was published with a delay since the process started, as far as some channel is behind it.
+        due_times: of what is in the log, on the clock of due times.
         is_unwaited: what is published and nobody waits for needs no sync, whatever the node's policy.
         producers: who publishes with sequences; None before the first.
         written: groups that are in the log and not committed.
@@ -173,10 +176,10 @@ class Partition:
     """
 
     __slots__ = ("_group", "_groups", "_hold_count", "_meta", "_open", "_open_due_ns", "adopted", "backlog_start",
-                 "bounds", "bytes_count", "channels", "counted_from", "delayed", "durable_floor", "events",
-                 "failed_count", "headers_from", "is_deleted", "is_handed_over", "is_open", "is_unwaited", "log",
-                 "number", "paused_at", "prefix", "producers", "topic_name", "watermark", "write_error", "written",
-                 "written_weight")  # fmt: skip
+                 "bounds", "bytes_count", "channels", "counted_from", "delayed", "due_times", "durable_floor",
+                 "events", "failed_count", "headers_from", "is_deleted", "is_handed_over", "is_open", "is_unwaited",
+                 "log", "number", "paused_at", "prefix", "producers", "topic_name", "watermark", "write_error",
+                 "written", "written_weight")  # fmt: skip
 
     def __init__(
         self, topic_name: str, number: int, log: PartitionLog | MemoryLog, notes: DelayedNotes | None = None
@@ -203,7 +206,9 @@ class Partition:
         self.write_error: StorageError | None = None
         self.events: PartitionEvents | None = None
         self.bounds: Bounds | None = None
+        notes = notes or DelayedNotes()
         self.delayed = DelayedAhead(notes)
+        self.due_times = DueTimes(notes)
         self.is_unwaited = False
         self.headers_from = 0
         self._hold_count = 0
@@ -284,6 +289,7 @@ class Partition:
         """Take messages for the end of the turn; the answer ends when they are stored.
 
         Args:
+            due_ns: the clock of due times before which they are not delivered, 0 for at once.
             is_stored_form: bodies have their trace ids and headers where the topic has them, see batch.py.
         """
         if self.prefix is not None and not is_stored_form:
@@ -588,10 +594,11 @@ class Partition:
             size = sum(map(len, bodies))
         fits = size <= _BATCH_BODIES_BYTES_MAX and len(bodies) <= BATCH_COUNT_MAX
         for part in (bodies,) if fits else _parts(bodies):  # many small publishes may have grown into too much
+            stored_due_ns = self.due_times.to_store(due_ns, self.log.next_sequence)
             if once is None:
-                self.log.append(part, wall_ns, due_ns)
+                self.log.append(part, wall_ns, stored_due_ns)
             else:
-                once.append(self.log, part, wall_ns, due_ns)
+                once.append(self.log, part, wall_ns, stored_due_ns)
             if due_ns:
                 self._note_delayed(len(part), due_ns)
         self.bytes_count += size - (len(self.prefix) * len(bodies) if self.prefix is not None else 0)

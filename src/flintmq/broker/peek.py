@@ -15,6 +15,7 @@ from itertools import chain, zip_longest
 
 from flintmq.batch import Batch
 from flintmq.broker.channel import Channel
+from flintmq.broker.due_times import DueTimes
 from flintmq.broker.state import Log, Message
 from flintmq.broker.subscription import Subscription
 from flintmq.message import ATTEMPTS, ATTEMPTS_POSITION, FRAME_OVERHEAD_BYTES
@@ -96,7 +97,8 @@ def next_messages(channel: Channel, count: int, bytes_max: int, wall_ns: int) ->
     if channel.keep_floor is None:
         noted = [each for pair in zip_longest(first, second) for each in pair if each is not None]
     again = _seen_messages(log, noted, bytes_max)
-    new = _seen_new(log, channel.next, channel.end, list(channel.window.holes), bytes_max, wall_ns)
+    holes, due_times = list(channel.window.holes), channel.due_times
+    new = _seen_new(log, due_times, channel.next, channel.end, holes, bytes_max, wall_ns)
     if channel.keep_floor is not None:
         return chain(again, new)
     return _in_turns(again, new, channel.owed_count)
@@ -114,7 +116,7 @@ def _in_turns(again: Iterator[Seen], new: Iterator[Seen], owed_count: int) -> It
 
 
 def _seen_new(
-    log: Log, sequence: int, end: int, holes: list[tuple[int, int]], bytes_max: int, wall_ns: int
+    log: Log, due_times: DueTimes, sequence: int, end: int, holes: list[tuple[int, int]], bytes_max: int, wall_ns: int
 ) -> Iterator[Seen]:
     read_count = 0
     while sequence < end and read_count < _READS_MAX:
@@ -127,7 +129,7 @@ def _seen_new(
         if batch is None:
             return
         stop = min(batch.end, end, holes[0][0]) if holes else min(batch.end, end)
-        if batch.first > sequence or batch.due_ns > wall_ns:
+        if batch.first > sequence or due_times.of(batch) > wall_ns:
             sequence = max(batch.first, stop if batch.first <= sequence else 0)
             continue
         for number in range(sequence, stop):

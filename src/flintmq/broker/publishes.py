@@ -68,7 +68,7 @@ class Publishes:
         """Publish messages to one partition; they are written at the end of the turn. See :meth:`Partition.publish`.
 
         Args:
-            due_ns: wall time before which they are not delivered, 0 for at once.
+            due_ns: the clock of due times before which they are not delivered, 0 for at once.
             producer: who counts these messages, and the sequence that it gave the first of them; see
                 :meth:`Partition.publish_once`.
         """

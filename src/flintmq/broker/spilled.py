@@ -173,15 +173,19 @@ class SpilledStore:
         self.count += 1
         self._put(Piece(due_ns, sequence, 1, attempts, len(frame), frame))
 
-    def put_batch(self, batch: Batch, first: int, end: int) -> None:
-        """Take messages of a delayed batch over that have not been delivered yet."""
+    def put_batch(self, batch: Batch, first: int, end: int, due_ns: int) -> None:
+        """Take messages of a delayed batch over that have not been delivered yet.
+
+        Args:
+            due_ns: of the batch, on the clock of due times.
+        """
         positions = batch.positions()
         sizes: int | list[int] = positions[1] - positions[0]
         if not isinstance(positions, range):
             starts = positions[first - batch.first : end - batch.first + 1]
             sizes = [after - start for start, after in pairwise(starts)]
         self.count += end - first
-        self._put(Piece(batch.due_ns, first, end - first, 0, sizes, bytes(batch.frames(first, end))))
+        self._put(Piece(due_ns, first, end - first, 0, sizes, bytes(batch.frames(first, end))))
 
     def _put(self, piece: Piece) -> None:
         if piece.due_ns <= self._through[0]:

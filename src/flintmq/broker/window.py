@@ -754,17 +754,21 @@ class Window:
         self._strip()
         self._is_changed = True
 
-    def defer_batch(self, batch: Batch, end: int, wall_ns: int) -> None:
-        """Move the cursor over messages that are not due; in order, over one."""
+    def defer_batch(self, batch: Batch, end: int, due_ns: int, wall_ns: int) -> None:
+        """Move the cursor over messages that are not due; in order, over one.
+
+        Args:
+            due_ns: of the batch, on the clock of due times.
+        """
         end = self.before_hole(self.next + 1 if self.is_ordered else end)
-        room = WINDOW_DEFERRED_MAX - len(self._deferred) if batch.due_ns - wall_ns <= DEFER_IN_WINDOW_NS else 0
+        room = WINDOW_DEFERRED_MAX - len(self._deferred) if due_ns - wall_ns <= DEFER_IN_WINDOW_NS else 0
         for sequence in range(self.next, end if self.is_ordered else min(end, self.next + room)):
             self._attempts[sequence] = 0
             self._states.append(QUEUED)
             self.next = sequence + 1
-            self._sleep(sequence, batch.due_ns, wall_ns)
+            self._sleep(sequence, due_ns, wall_ns)
         if self.next < end:
-            self.spilled.put_batch(batch, self.next, end)
+            self.spilled.put_batch(batch, self.next, end, due_ns)
             self.skip_to(end)
 
     # -- spilling ------------------------------------------------------------------------------------------------

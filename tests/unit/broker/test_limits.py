@@ -551,6 +551,27 @@ def test_what_is_there_when_the_wall_clock_is_set_gets_no_older(world, step_ns, 
     assert waiting.depth == 0
 
 
+@pytest.mark.parametrize("has_channel", [True, False])
+@pytest.mark.parametrize("step_ns", [-3600 * SECOND, 3600 * SECOND])
+def test_the_age_of_what_has_a_delay_begins_when_it_is_due_whatever_the_wall_clock_was_set_to(
+    world, step_ns, has_channel
+):
+    world.now_ns = 36_000 * SECOND
+    topic = world.topic(ttl_ms=10_000, channel="c" if has_channel else "")
+    world.broker.clock_moved(step_ns, world.now_ns)
+    group = world.broker.publish(topic, [b"x"], world.now_ns + 30 * SECOND)
+    world.broker.commit_groups(world.broker.write_pending(world.now_ns + step_ns))
+    assert group.ended
+    world.turn()
+    for _ in range(39):
+        world.pass_time(SECOND)
+        world.flush()
+    counts = world.channel().limiter if has_channel else topic.first_partition.bounds
+    assert counts.expired_count == 0
+    world.pass_time(3 * SECOND)
+    assert counts.expired_count == 1
+
+
 # -- bounds ------------------------------------------------------------------------------------------------------------
 
 

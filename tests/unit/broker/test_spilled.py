@@ -154,7 +154,7 @@ def test_a_batch_of_different_sizes_is_put_aside_in_part():
     data = encode_batch(41, 0, 7, bodies, due_ns=HOUR)
     batch = Batch(data, decode_header(data))
     disk, aside = AsideDisk(), SpilledStore()
-    aside.put_batch(batch, 44, 59)
+    aside.put_batch(batch, 44, 59, HOUR)
     disk.write(aside.take_changes(SECOND))
     assert disk.rows() == {s: (HOUR, 0, bytes(batch.frames(s, s + 1))) for s in range(44, 59)}
     assert aside.count == 15
@@ -448,7 +448,7 @@ class StoreMachine(RuleBasedStateMachine):
     def put_batch(self, count, delay):
         due_ns = self.now + delay * SECOND
         data = encode_batch(self.next, 0, 1, [b"b" * (n % 3 + 1) for n in range(count)], due_ns=due_ns)
-        self.spilled.put_batch(Batch(data, decode_header(data)), self.next, self.next + count)
+        self.spilled.put_batch(Batch(data, decode_header(data)), self.next, self.next + count, due_ns)
         for _ in range(count):
             self.live[self.next] = due_ns, 0
             self.next += 1

@@ -606,6 +606,38 @@ def test_a_clock_that_is_set_moves_no_delay_and_is_told_once(jump_s, caplog):
     run(scenario, "os")
 
 
+@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize("jump_s", [3600, -3600])
+def test_a_start_finds_the_delays_of_what_no_channel_had_reached(jump_s, is_clean):
+    async def scenario(world: World) -> None:
+        world.topic()
+        world.engine.start()
+        world.publish(b"the topic is there")
+        await a_while(1)
+        world.sim.driver.jump_wall_clock(jump_s)
+        world.publish(b"soon", delay_s=15)  # in the turn that meets the clock as it was set
+        world.publish(b"later", delay_s=90)
+        if is_clean:
+            await a_while(1)
+            await world.engine.close()
+            world.engine.broker._files.close()
+            world.open()
+        else:
+            await a_while(0.1)
+            world.lose_power()
+        world.engine.start()
+        consumer = world.consumer()
+        seen = []
+        for passed_s in (13, 3, 70, 5):
+            await a_while(passed_s)
+            seen.append([*dict.fromkeys(consumer.bodies)])  # none is finished, so they come again
+        first = [b"the topic is there"]
+        assert seen == [first, [*first, b"soon"], [*first, b"soon"], [*first, b"soon", b"later"]]
+        await world.engine.close()
+
+    run(scenario)
+
+
 def test_small_steps_of_the_clock_are_left_alone_until_they_add_up():
     async def scenario(world: World) -> None:
         world.engine.start()
