@@ -109,6 +109,7 @@ class Adoption:
         # it has partitions for its life, or never: what was told otherwise was told of another of this name
         told = theirs if theirs.is_partitioned == meta.is_partitioned else meta
         clamped = clamp(stored, key, rows_end)
+        unshift(stored, self._delayed_notes.shift_ns)
         stored.topics[name] = about.paused
         stored.headers_from[key] = min(about.headers_from, rows_end)
         topic = owner.topics.get(name)
@@ -248,6 +249,20 @@ def clamp(stored: StoredTopics, key: tuple[str, int], end: int) -> set[str]:
         backlog_start, paused_at = stored.partitions[key]
         stored.partitions[key] = min(backlog_start, end), None if paused_at is None else min(paused_at, end)
     return clamped
+
+
+def unshift(stored: StoredTopics, shift_ns: int) -> None:
+    """Make due times of the wall times that rows have.
+
+    Args:
+        shift_ns: wall time minus the clock of due times.
+    """
+    if not shift_ns:
+        return
+    for cursor in stored.cursors:
+        cursor.row.deferred = [(sequence, due_ns - shift_ns) for sequence, due_ns in cursor.row.deferred]
+        if cursor.spilled_next_due_ns is not None:
+            cursor.spilled_next_due_ns -= shift_ns
 
 
 def clamp_cursor(cursor: StoredCursor, end: int) -> bool:

@@ -649,6 +649,36 @@ def test_a_clock_that_was_set_moves_what_is_led_alone():
     assert mine[0] == theirs[0] and mine[7] == theirs[7]
 
 
+@pytest.mark.parametrize("shift_ns", [-3600 * SECOND, 3600 * SECOND])
+@pytest.mark.parametrize("delay_s", [20, 900])
+def test_a_leader_whose_clock_was_set_delivers_when_messages_are_due(shift_ns, delay_s):
+    leader = led()
+    consumer = leader.consume("c")
+    consumer.ready(5)
+    leader.store([b"reached"], leader.due_clock_ns + delay_s * SECOND)
+    leader.store([b"given back"])
+    leader.commit_all()
+    (given,) = consumer.received()
+    consumer.requeue(given.internal, delay_s * SECOND)
+    leader.flush()
+    leader.leave(consumer)
+    leader.store([b"in the log"], leader.due_clock_ns + (delay_s + 20) * SECOND)
+    node = follower_of(leader)
+    # its clock was behind or ahead at its start, and has been set since: only what it counts from is off
+    node.clock.jump_wall(-shift_ns)
+    node.broker.clock_moved(shift_ns, node.due_clock_ns)
+    node.lead(2)
+    node.commit_all()
+    consumer = node.consume("c")
+    consumer.ready(5)
+    seen = []
+    for passed_s in (delay_s - 5, 10, 10, 10):
+        node.pass_time(passed_s * SECOND)
+        node.settle()
+        seen.append(sorted(each.body for each in consumer.received()))
+    assert seen == [[], [b"given back", b"reached"], [], [b"in the log"]]
+
+
 # -- crashes
 
 
