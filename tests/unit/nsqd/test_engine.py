@@ -571,6 +571,33 @@ def test_of_two_deadlines_the_nearer_one_is_kept_whichever_is_known_first():
     run(scenario, "os")
 
 
+class HeldUp:
+    """Clocks between whose first two looks ten seconds pass."""
+
+    def __init__(self, clock: Any) -> None:
+        self._clock = clock
+        self._late_ns = 0
+
+    def wall_ns(self) -> int:
+        now_ns, self._late_ns = self._clock.wall_ns() + self._late_ns, 10 * SECOND
+        return now_ns
+
+    def monotonic_ns(self) -> int:
+        return self._clock.monotonic_ns() + self._late_ns
+
+    boottime_ns = monotonic_ns
+
+
+def test_a_process_that_is_held_up_between_two_looks_at_clocks_takes_that_for_no_step(caplog):
+    async def scenario(world: World) -> None:
+        world.engine.env = replace(world.engine.env, clock=HeldUp(world.engine.env.clock))
+        world.engine._watch_wall_clock()
+        assert world.broker.clock_shift_ns == 0
+
+    run(scenario, "os")
+    assert "wall clock" not in caplog.text
+
+
 @pytest.mark.parametrize("jump_s", [3600, -3600])
 def test_a_clock_that_is_set_moves_no_delay_and_is_told_once(jump_s, caplog):
     async def scenario(world: World) -> None:
