@@ -125,6 +125,11 @@ def test_a_topic_that_the_cluster_made_has_its_partitions(deployed: Deployment):
     row = wait_until(lambda: next((p for p in deployed.get("/topics/auto")["partitions"] if p["depth"]), None), "told")
     assert row is not None
     assert (row["message_count"], row["leader_node"] != "", len(row["replicas"])) == (1, True, of_cluster["replicator"])
+    for node in cluster.nodes:
+        node.post("/pub?topic=auto", b"more")
+    counts = [row["message_count"] for row in deployed.get("/topics/auto")["partitions"]]
+    first_of_each = deployed.get("/messages/auto?by=time&value=2001-01-01T00:00:00Z")["found"]
+    assert len(first_of_each) == sum(count > 0 for count in counts) > 1
     page = deployed.page("/topics/auto")
     assert all(word in page for word in ("Change…", "More partitions…", "Move…", "since its leaders began")), page
     assert "Tombstone…" not in page

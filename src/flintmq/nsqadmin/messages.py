@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from msgspec import json
 
+from flintmq.client.admin import cluster as cluster_questions
 from flintmq.client.admin import nsqd as questions
 from flintmq.client.admin.question import Question
 from flintmq.client.admin.results import PeekedMessage, SettingsState, StoredMessage
@@ -217,7 +218,7 @@ class Messages:
         self, topic: str, at_ns: int, nodes: list[str], known: Snapshot, visitor: Visitor
     ) -> tuple[list[PeekRow], list[Missing]]:
         """Return the first message of each partition that came then or later, the earliest first."""
-        count = max(1, min(known.topics[topic].partition_count, _PARTITION_COUNT_MAX)) if topic in known.topics else 1
+        count = max(1, min(await self._partition_count(topic, known), _PARTITION_COUNT_MAX))
         places = [(node, number) for node in nodes for number in range(count)]
         rows: list[PeekRow] = []
         missing: list[Missing] = []
@@ -237,6 +238,15 @@ class Messages:
                 rows.append(_row(answer, node, visitor))
         rows.sort(key=lambda row: row.timestamp_ns)
         return rows, missing
+
+    async def _partition_count(self, topic: str, known: Snapshot) -> int:
+        """Return how many partitions a topic has; of one that a cluster made by itself nsqd tells as of a plain one."""
+        if topic in known.topics and (told := known.topics[topic].partition_count):
+            return told
+        question = cluster_questions.cluster_status(topic=topic)
+        answers = await self._upstream.look_all("nsqlookupd", self._snapshots.lookupds, question)
+        rows = (row for status in answers.found.values() for row in status.topics if row.topic == topic)
+        return max((row.partition_num for row in rows), default=0)
 
     async def _first_at(self, node: str, topic: str, partition: int, at_ns: int) -> StoredMessage | None:
         """Find by halves, over the bytes of the log, the first message that came then or later."""
