@@ -173,13 +173,15 @@ def test_what_was_dropped_does_not_come_back(shared_daemons: Any, topic: str):
     [
         ("POST", "/topic/pause?topic=t&partition=1", "partition", "topic"),
         ("POST", "/topic/delete?topic=t&partition=**", "partition", "topic"),
-        ("POST", "/topic/empty?topic=t&force=true", "force", "topic"),
-        ("POST", "/channel/pause?topic=t&channel=c&needClients=true", "needClients", "topic, channel, partition"),
+        ("POST", "/topic/empty?topic=t&partition=0", "partition", "topic"),
+        ("POST", "/topic/delete?topic=t&dry_run=true", "dry_run", "topic"),
+        ("POST", "/channel/empty?topic=t&channel=c&dry_run=true", "dry_run", "topic, channel, partition"),
         ("POST", "/channel/setorder?topic=t&channel=c&order=true&partition=1", "partition", "topic, channel, order"),
         ("POST", "/message/trace/enable?topic=t&slow=true", "slow", "topic, channel, only"),
         ("POST", "/message/cancel?topic=t&msgid=1&channel=c", "channel", "topic, partition, msgid"),
         ("GET", "/topic/settings?topic=t&channel=c", "channel", "topic"),
-        ("POST", "/channel/create?topic=t&channel=c&partition_num=2", "partition_num", "topic, channel, partition"),
+        ("POST", "/pubtrace?topic=t&trace_id=1&defer=5", "defer", "topic, partition, trace_id"),
+        ("POST", "/pubtrace?topic=t&trace_id=1&ext={}", "ext", "topic, partition, trace_id"),
         ("POST", "/topic/meta/update?topic=t&partition_num=2", "partition_num",
          "topic, retention, syncdisk, upgradeext, disable_channel_auto_create, replicator, version"),
     ],
@@ -190,19 +192,54 @@ def test_what_nsqd_does_not_obey(nsqd: Nsqd, method: str, target: str, name: str
     assert_refused(nsqd.request(method, target), 400, text)
 
 
-@pytest.mark.parametrize("target", ["/drain?topic=t", "/metrics?topic=t", "/serverstats?partition=1"])
+@pytest.mark.parametrize("target", ["/drain?topic=t", "/metrics?topic=t", "/damage?topic=t"])
 def test_what_takes_nothing(nsqd: Nsqd, target: str):
     status, message = nsqd.request("GET", target).error
     assert status == 400 and message.endswith("; it takes no parameters")
 
 
 def test_a_publish_refuses_in_its_own_form(nsqd: Nsqd, topic: str):
-    answer = nsqd.request("POST", f"/pub?topic={topic}&leaderOnly=true", b"x")
+    answer = nsqd.request("POST", f"/pub_ext?topic={topic}&ext={{}}&sequence=1", b"x")
     assert (answer.status, answer.json["status_code"]) == (500, 500)
-    assert answer.json["status_txt"].startswith("INVALID_ARG_LEADERONLY: POST /pub does not take leaderOnly; ")
-    answer = nsqd.request("POST", f"/pub?topic={topic}&order=true", b"x")
-    assert answer.error[0] == 400 and answer.error[1].startswith("INVALID_ARG_ORDER: ")
+    assert answer.json["status_txt"].startswith("INVALID_ARG_SEQUENCE: POST /pub_ext does not take sequence; ")
+    answer = nsqd.request("POST", f"/pubtrace?topic={topic}&trace_id=1&sequence=1", b"x")
+    assert answer.error[0] == 400 and answer.error[1].startswith("INVALID_ARG_SEQUENCE: ")
     assert topic not in [row["topic_name"] for row in nsqd.get("/stats?format=json")["topics"]]
+
+
+_ELSEWHERE = "&".join(
+    f"{word}=1"
+    for word in (
+        "timeout", "count", "limit", "ext", "trace_id", "needext", "access", "metainfo", "consistent", "metaInfo",
+        "ready", "client_prefix", "slow", "loglevel", "upgradeext", "order", "force", "enable", "max_body", "what",
+        "msgid", "only", "lagging", "search_mode", "topn", "node", "remove_node", "move_to", "restore",
+    )
+)  # fmt: skip
+"""Parameters of other requests, all of them numbers that these other requests refuse or obey."""
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["POST /pub?topic=", "POST /mpub?topic=", "POST /topic/create?topic=", "POST /topic/pause?topic=",
+     "POST /topic/unpause?topic=", "POST /channel/create?channel=c&topic=", "POST /channel/pause?channel=c&topic=",
+     "POST /channel/empty?channel=c&topic=", "GET /stats?format=json&topic=", "GET /info?topic="],
+)  # fmt: skip
+def test_nsqd_ignores_the_parameters_of_other_requests_as_nsq_does(nsqd: Nsqd, topic: str, target: str):
+    nsqd.post(f"/topic/create?topic={topic}")
+    nsqd.post(f"/channel/create?topic={topic}&channel=c")
+    method, _, path = target.partition(" ")
+    answer = nsqd.request(method, f"{path}{topic}&{_ELSEWHERE}", b"x" if "pub" in path else b"")
+    assert answer.status == 200, answer.body
+
+
+def test_a_publish_with_what_only_other_publishes_take_is_stored_plain(nsqd: Nsqd, topic: str):
+    """As by the redesigned NSQ: without headers and trace id, also where the topic has room for them."""
+    create(nsqd, topic, 1, extend="true")
+    nsqd.post(f"/pub?topic={topic}&trace_id=x&ext=%7B%22a%22:%221%22%7D", b"one")
+    nsqd.post(f"/mpub?topic={topic}&trace_id=5&ext=%7B", b"two")
+    for count, body in enumerate(("one", "two"), 1):
+        row = nsqd.get(f"/message/get?topic={topic}&search_mode=count&search_pos={count}&needext=true")
+        assert (row["body"], row["trace_id"], row.get("ext", "")) == (body, 0, "")
 
 
 @pytest.mark.parametrize("more", ["ts=5", "_=1700000000", "other=1", "format=json", "channel=c", "PARTITION=9"])
@@ -228,12 +265,12 @@ def test_switches_are_true_or_false(nsqd: Nsqd, nsqlookupd: Nsqlookupd, topic: s
 @pytest.mark.parametrize(
     ("method", "target", "name"),
     [
-        ("GET", "/nodes?partition=1", "partition"),
-        ("GET", "/topics?access=w", "access"),
+        ("POST", "/channel/delete?topic=t&channel=c&dry_run=true", "dry_run"),
+        ("POST", "/topic/create?topic=t&min_in_sync=2", "min_in_sync"),
         ("POST", "/topic/delete?topic=t&force=true", "force"),
         ("POST", "/channel/create?topic=t&channel=c&partition=1", "partition"),
         ("POST", "/topic/tombstone?topic=t&node=a:1&partition=1", "partition"),
-        ("POST", "/topic/create?topic=t&upgradeext=true", "upgradeext"),
+        ("POST", "/topic/meta/update?topic=t&partition_num=2", "partition_num"),
     ],
 )
 def test_what_nsqlookupd_does_not_obey(nsqlookupd: Nsqlookupd, method: str, target: str, name: str):
@@ -246,3 +283,24 @@ def test_nsqlookupd_ignores_what_nobody_knows(nsqlookupd: Nsqlookupd, topic: str
     for target in (f"/topic/create?topic={topic}&channel=c&x=1", f"/topic/delete?topic={topic}&ts=2"):
         nsqlookupd.post(target)
     assert "topics" in nsqlookupd.get("/topics?topic=t&format=json&y=2")
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["GET /topics?topic=", "GET /channels?topic=", "GET /lookup?topic=", "GET /nodes?topic=", "GET /debug?topic=",
+     "GET /info?topic=", "POST /topic/create?topic=", "POST /channel/create?channel=d&topic=",
+     "POST /channel/delete?channel=c&topic=", "POST /topic/delete?topic="],
+)  # fmt: skip
+def test_nsqlookupd_ignores_the_parameters_of_other_requests_as_nsq_does(
+    nsqlookupd: Nsqlookupd, topic: str, target: str
+):
+    nsqlookupd.post(f"/channel/create?topic={topic}&channel=c")
+    words = "enable=1&loglevel=1&upgradeext=1&topn=1&move_to=1&remove_node=1&restore=1&node=1&type=1"
+    method, _, path = target.partition(" ")
+    answer = nsqlookupd.request(method, f"{path}{topic}&{words}")
+    assert answer.status == 200, answer.body
+
+
+def test_questions_of_nsqlookupd_ignore_a_partition_that_they_do_not_choose_by(nsqlookupd: Nsqlookupd):
+    assert nsqlookupd.get("/nodes?partition=1&retention=3") == {"producers": []}
+    assert nsqlookupd.get("/topics?access=w&partition=1") is not None

@@ -2,14 +2,16 @@
 
 Rules of this file: the hot path is one dictionary look-up by the bytes of method and path; everything else (patterns,
 escapes in the path, redirects, 404, 405, OPTIONS) is decided in :meth:`Router.resolve_slowly` and is a route as well,
-so that the connection knows no special cases. A parameter that some route knows and this one does not obey is refused,
-because who sends it expects it to do something; names that nobody knows are ignored, as NSQ does.
+so that the connection knows no special cases. A request that NSQ or the redesigned NSQ has takes what it takes there:
+parameters that it does not obey are ignored, but for those that it names, because without them it would do more or
+something else than was asked. On all other routes a parameter that some route knows and this one does not obey is
+refused, because who sends it expects it to do something; names that nobody knows are ignored.
 Source: NSQ's HTTP API (httprouter's behaviour).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import quote, unquote
@@ -99,7 +101,7 @@ class Router:
         plain: bool = False,
         is_logged: bool = True,
         takes: Collection[str] | None = None,
-        ignores: Collection[str] = (),
+        refuses: Collection[str] | None = None,
         form: Callable[[Handler], Handler] | None = None,
         ends_with_client: bool = False,
     ) -> None:
@@ -110,15 +112,17 @@ class Router:
             too_big: the text of the 413 for a body of more than ``body_limit_bytes``.
             plain: errors of this route are bare text.
             is_logged: write one INFO line per request.
-            takes: the parameters it obeys; another one that is known is refused. None: it ignores all others.
-            ignores: what NSQ ignores there, although another of its routes takes it.
+            takes: the parameters it obeys. None: it obeys and refuses none.
+            refuses: those that it does not obey and does not ignore either; None: every other one that is known.
             form: gives all answers another form, refusals of parameters as well.
             ends_with_client: cancel a coroutine when the client's connection is lost: nothing is changed by it.
         """
         handler = cast(Handler, handler)
         if takes is not None:
             self._known.update(name for name in takes if name not in _HARMLESS)
-            handler = self._strict(handler, tuple(takes), frozenset((*takes, *ignores)), f"{method} {path}")
+            refused = self._known if refuses is None else frozenset(refuses)
+            if refused or refuses is None:
+                handler = _strict(handler, tuple(takes), refused, f"{method} {path}")
         if form is not None:
             handler = form(handler)
         too_big_answer = error_response(413, too_big, plain)
@@ -129,23 +133,6 @@ class Router:
         methods[method] = route
         if "{" not in path:
             self.exact[method.encode(), path.encode()] = route
-
-    def _strict(self, handler: Handler, takes: tuple[str, ...], allowed: frozenset[str], what: str) -> Handler:
-        """Return a handler that refuses parameters which it does not obey and somebody knows."""
-        known = self._known
-        obeyed_query = b""  # the last one, because publishers repeat theirs
-
-        def answer(request: Request) -> Answer:
-            nonlocal obeyed_query
-            if request.query_bytes != obeyed_query:
-                for name in request.names:
-                    if name not in allowed and name in known:
-                        obeyed = f"it takes {', '.join(takes)}" if takes else "it takes no parameters"
-                        raise HttpError(400, f"INVALID_ARG_{name.upper()}: {what} does not take {name}; {obeyed}")
-                obeyed_query = request.query_bytes
-            return handler(request)
-
-        return answer
 
     def routes(self) -> Iterator[tuple[str, str, Route]]:
         """Yield every method and path, and how it is answered."""
@@ -200,6 +187,23 @@ class Router:
     def _methods_of(routes: Mapping[tuple[str, ...], Mapping[str, Route]]) -> list[str]:
         methods = {method for found in routes.values() for method in found}
         return sorted(methods | {"OPTIONS"}) if methods else []
+
+
+def _strict(handler: Handler, takes: tuple[str, ...], refused: Set[str], what: str) -> Handler:
+    """Return a handler that refuses some of the parameters which it does not obey."""
+    obeyed_query = b""  # the last one, because publishers repeat theirs
+
+    def answer(request: Request) -> Answer:
+        nonlocal obeyed_query
+        if request.query_bytes != obeyed_query:
+            for name in request.names:
+                if name in refused and name not in takes:
+                    obeyed = f"it takes {', '.join(takes)}" if takes else "it takes no parameters"
+                    raise HttpError(400, f"INVALID_ARG_{name.upper()}: {what} does not take {name}; {obeyed}")
+            obeyed_query = request.query_bytes
+        return handler(request)
+
+    return answer
 
 
 def _allow(status: int, methods: list[str]) -> Route:

@@ -35,7 +35,7 @@ class LogLevelApi:
 
     def add_routes(self, router: Router) -> None:
         """Route ``/loglevel/set``."""
-        router.add("POST", "/loglevel/set", self._set, takes=("loglevel",))
+        router.add("POST", "/loglevel/set", self._set, takes=("loglevel",), refuses=())
 
     def _set(self, request: Request) -> Response:
         if not self._networks.allows(request.remote_address):

@@ -81,7 +81,7 @@ class ClusterApi(HttpApi):
         router.add("GET", "/cluster/elections", self.elections, takes=("topic",))
         router.add("POST", "/cluster/partition/elect", self.elect, takes=("topic", "partition", "node", "dry_run"))
         router.add("POST", "/cluster/loss/acknowledge", self.acknowledge_loss, takes=("topic", "partition", "dry_run"))
-        router.add("GET", "/cluster/stats", self.stats, takes=("topn",))
+        router.add("GET", "/cluster/stats", self.stats, takes=("topn",), refuses=())
         router.add("GET", "/cluster/balance/topn", self.busiest, takes=("topn",))
         self._placement.add_routes(router)
 

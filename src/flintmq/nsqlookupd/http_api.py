@@ -44,7 +44,10 @@ from flintmq.wire.identify import NSQ_VERSION
 
 _log = logging.getLogger(__name__)
 
-_NSQ_WORDS = ("topic", "channel", "node", "format")  # which NSQ's nsqlookupd ignores where it does not take them
+_NO_PART = ("partition", "dry_run")
+"""Refused where everything is changed that a topic, a channel or a node has."""
+_FIXED = ("partition", "partition_num", "multipart", "orderedmulti", "extend")
+"""Stays as a topic was created, or is changed by another request."""
 _LOOKUP = ("access", "metainfo", "partition", "consistent", "logs")
 _KNOWN = (*_LOOKUP, "metaInfo", "force", "partition_num", "move_leader", "move_from", "move_to", "topn", "enable",
           "remove_node", "dry_run", "min_in_sync", *CREATION_WORDS, *CHANGE_WORDS)  # fmt: skip
@@ -98,7 +101,7 @@ def build_router(
 
     def ask(path: str, handler: Handler, takes: tuple[str, ...] = (), words: tuple[str, ...] = ()) -> None:
         form = Style(style, words).negotiated
-        router.add("GET", path, handler, takes=(*takes, *words), ignores=_NSQ_WORDS, form=form)
+        router.add("GET", path, handler, takes=(*takes, *words), refuses=(), form=form)
 
     def either(plain: Handler, redesigned: Handler, words: tuple[str, ...]) -> Handler:
         """Return a handler: ``redesigned`` for requests with one of its parameters, ``plain`` for all others."""
@@ -108,24 +111,25 @@ def build_router(
     router.add("GET", "/ping", api.ping, plain=True)
     ask("/info", api.info)
     ask("/lookup", either(api.lookup, api.lookup_partitions, _LOOKUP), ("topic",), _LOOKUP)
-    router.add("GET", "/listlookup", api.members, takes=(), form=enveloped)
+    router.add("GET", "/listlookup", api.members, takes=(), refuses=(), form=enveloped)
     ask("/topics", either(api.topics, api.topics_with_meta, ("metaInfo",)), (), ("metaInfo",))
     ask("/channels", either(api.channels, api.channels_of_partition, ("partition",)), ("topic",), ("partition",))
     ask("/nodes", api.nodes)
     ask("/debug", api.debug)
     creation = ("topic", *CREATION_WORDS, "dry_run")
     channel = ("topic", "channel")
-    changes: tuple[tuple[str, str, Handler, tuple[str, ...]], ...] = (
-        ("POST", "/topic/create", api.create_topic, creation),
-        ("PUT", "/topic/create", api.create_topic, creation),
-        ("POST", "/topic/delete", api.delete_topic, ("topic", "partition", "dry_run")),
-        ("POST", "/topic/tombstone", api.tombstone, ("topic", "node", "restore")),
-        ("POST", "/topic/meta/update", api.change_topic, ("topic", *CHANGE_WORDS, *CLUSTER_CHANGE_WORDS, "dry_run")),
-        ("POST", "/channel/create", api.create_channel, channel),
-        ("POST", "/channel/delete", api.delete_channel, channel),
+    change = ("topic", *CHANGE_WORDS, *CLUSTER_CHANGE_WORDS, "dry_run")
+    changes: tuple[tuple[str, str, Handler, tuple[str, ...], tuple[str, ...]], ...] = (
+        ("POST", "/topic/create", api.create_topic, creation, ("partition", *CLUSTER_CHANGE_WORDS)),
+        ("PUT", "/topic/create", api.create_topic, creation, ("partition", *CLUSTER_CHANGE_WORDS)),
+        ("POST", "/topic/delete", api.delete_topic, ("topic", "partition", "dry_run"), ("force",)),
+        ("POST", "/topic/tombstone", api.tombstone, ("topic", "node", "restore"), _NO_PART),
+        ("POST", "/topic/meta/update", api.change_topic, change, _FIXED),
+        ("POST", "/channel/create", api.create_channel, channel, _NO_PART),
+        ("POST", "/channel/delete", api.delete_channel, channel, _NO_PART),
     )
-    for method, path, handler, takes in changes:
-        router.add(method, path, handler, takes=takes, ignores=_NSQ_WORDS)
+    for method, path, handler, takes, refuses in changes:
+        router.add(method, path, handler, takes=takes, refuses=refuses)
     LogLevelApi(Networks(LOOPBACK), set_log_level).add_routes(router)
     return router
 

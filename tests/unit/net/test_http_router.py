@@ -1,4 +1,4 @@
-"""Parameters that a route does not obey: refused when somebody knows them, ignored when nobody does."""
+"""Parameters that a route does not obey: refused when somebody knows them or the route names them, else ignored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def asked(router: Router, method: str, path: str, query: bytes = b"") -> Respons
 def router() -> Router:
     router = Router(["partition"])
     router.add("GET", "/one", lambda _: text_response("one"), takes=("topic", "channel", "format"))
-    router.add("GET", "/two", lambda _: text_response("two"), takes=("count",), ignores=("channel",))
+    router.add("GET", "/two", lambda _: text_response("two"), takes=("count",), refuses=("channel",))
     router.add("GET", "/none", lambda _: text_response("none"), takes=())
     router.add("GET", "/all", lambda _: text_response("all"))
     return router
@@ -29,7 +29,7 @@ def router() -> Router:
     ("path", "query"),
     [
         ("/one", "topic=t&channel=c&other=1"),
-        ("/two", "count=1&channel=c"),
+        ("/two", "count=1&topic=t&partition=1"),
         ("/two", "format=json"),
         ("/none", "other=1&Topic=t"),
         ("/none", ""),
@@ -45,7 +45,7 @@ def test_what_is_taken_and_what_is_ignored(router: Router, path: str, query: str
     [
         ("/one", "topic=t&count=1", "INVALID_ARG_COUNT: GET /one does not take count; it takes topic, channel, format"),
         ("/none", "partition=", "INVALID_ARG_PARTITION: GET /none does not take partition; it takes no parameters"),
-        ("/two", "topic=t", "INVALID_ARG_TOPIC: GET /two does not take topic; it takes count"),
+        ("/two", "channel=c", "INVALID_ARG_CHANNEL: GET /two does not take channel; it takes count"),
         ("/none", "%70artition=1", "INVALID_ARG_PARTITION: GET /none does not take partition; it takes no parameters"),
     ],
 )  # fmt: skip

@@ -1,8 +1,8 @@
 """The arguments of requests: one function for each kind, and the text of the refusal of one that cannot be obeyed.
 
-Parameters come only from the query string. One that means something to who sends it is obeyed or refused
-(:mod:`flintmq.net.http_router`); those in :data:`KNOWN` mean something although no route of ours takes them, or not
-every route does.
+Parameters come only from the query string. Requests that NSQ has ignore what they do not obey, as there; others refuse
+what means something to who sends it (:mod:`flintmq.net.http_router`), and so do those in :data:`KNOWN`, although no
+route of ours takes them, or not every route does.
 
 Rules of this file: the texts of errors are NSQ's, and so is which error comes first: its own requests look at all
 names before they look for a topic (:func:`channel_name`), those of the redesigned NSQ find the topic first
@@ -30,9 +30,9 @@ OURS_ALONE = ("producer_id", "sequence")
 KNOWN = (
     *YOUZAN_ALONE,
     *CREATION_WORDS,
-    "access", "checkcorrupt", "client_prefix", "consistent", "delayed_queue", "force", "loglevel", "metaInfo",
-    "metainfo", "move_from", "move_leader", "move_to", "needext", "order", "ratekilobytes", "ready", "remove_node",
-    "restore", "search_mode", "search_pos", "slow", "topn", "upgradeext",
+    "access", "checkcorrupt", "client_prefix", "consistent", "delayed_queue", "dry_run", "force", "loglevel",
+    "metaInfo", "metainfo", "move_from", "move_leader", "move_to", "needext", "order", "ratekilobytes", "ready",
+    "remove_node", "restore", "search_mode", "search_pos", "slow", "topn", "upgradeext",
 )  # fmt: skip
 _SWITCHES = {"true": True, "1": True, "false": False, "0": False}
 _SHOWN_MAX = 20

@@ -20,7 +20,7 @@ from flintmq.errors import UNREADABLE_JSON, OptionError, without_credentials
 from flintmq.net import log as logs
 from flintmq.net.http_messages import HttpError, Request, Response, json_response, text_response
 from flintmq.net.networks import Networks
-from flintmq.nsqd.api.route import ALL_ADMIN, NSQ_WORDS, Route
+from flintmq.nsqd.api.route import ALL_ADMIN, DRY, Route
 from flintmq.nsqd.options import NsqdOptions
 from flintmq.options import Row, rows
 
@@ -112,7 +112,7 @@ def _level(body: bytes) -> str:
 
 
 ROUTES = (
-    Route("GET", "/config/{opt}", ALL_ADMIN, ConfigApi.show, (), NSQ_WORDS),
-    Route("PUT", "/config/{opt}", ALL_ADMIN, ConfigApi.change, (), NSQ_WORDS,
+    Route("GET", "/config/{opt}", ALL_ADMIN, ConfigApi.show, (), ()),
+    Route("PUT", "/config/{opt}", ALL_ADMIN, ConfigApi.change, (), DRY,
           body_limit=attrgetter("max_msg_size"), too_big="INVALID_VALUE"),
 )  # fmt: skip

@@ -57,7 +57,7 @@ from flintmq.nsqd.api.arguments import (
     partitions_of,
     topic_of,
 )
-from flintmq.nsqd.api.route import LARGE, TOPIC_ADMIN, TOPIC_READ, Route
+from flintmq.nsqd.api.route import DRY, LARGE, TOPIC_ADMIN, TOPIC_READ, Route
 from flintmq.nsqd.client import Client
 from flintmq.nsqd.in_turns import rest
 from flintmq.nsqd.node import Node
@@ -383,13 +383,13 @@ def _text_of(body: bytes, is_cut: bool) -> tuple[str, bool]:
 _PART = ("topic", "channel", "partition")
 ROUTES = (
     Route("GET", "/message/get", TOPIC_READ, MessagesApi.get,
-          ("topic", "partition", "search_mode", "search_pos", "needext"), line=LARGE),
+          ("topic", "partition", "search_mode", "search_pos", "needext"), ("delayed_queue",), line=LARGE),
     Route("GET", "/channel/peek", TOPIC_READ, MessagesApi.peek_channel, (*_PART, "what", "count", "max_body"),
           line=LARGE),
-    Route("POST", "/channel/setoffset", TOPIC_ADMIN, MessagesApi.set_offset, _PART,
+    Route("POST", "/channel/setoffset", TOPIC_ADMIN, MessagesApi.set_offset, _PART, DRY,
           body_limit=lambda _limits: _PLACE_BYTES_MAX),
-    Route("POST", "/channel/skip", TOPIC_ADMIN, MessagesApi.skip, _PART),
-    Route("POST", "/channel/unskip", TOPIC_ADMIN, MessagesApi.unskip, _PART),
-    Route("POST", "/message/finish", TOPIC_ADMIN, MessagesApi.finish, (*_PART, "msgid")),
+    Route("POST", "/channel/skip", TOPIC_ADMIN, MessagesApi.skip, _PART, DRY),
+    Route("POST", "/channel/unskip", TOPIC_ADMIN, MessagesApi.unskip, _PART, DRY),
+    Route("POST", "/message/finish", TOPIC_ADMIN, MessagesApi.finish, (*_PART, "msgid"), DRY),
     Route("POST", "/message/cancel", TOPIC_ADMIN, MessagesApi.cancel, ("topic", "partition", "msgid")),
 )  # fmt: skip

@@ -40,7 +40,7 @@ from flintmq.net.http_messages import HttpError, PendingResponse, Request, Respo
 from flintmq.net.http_router import Handler
 from flintmq.nsqd.api.answers import PendingAnswer, exiting, too_few_files
 from flintmq.nsqd.api.arguments import lenient_switch, partition_to_publish, topic_name
-from flintmq.nsqd.api.route import NSQ_WORDS, TOPIC_PUBLISH, Route
+from flintmq.nsqd.api.route import TOPIC_PUBLISH, Route
 from flintmq.nsqd.extended import BadHeaders, read_headers, trace_id_bytes
 from flintmq.nsqd.node import Node
 from flintmq.nsqd.pending_reply import Receipt
@@ -245,14 +245,14 @@ def _row(
     command: str,
     arguments: Sequence[Argument],
     takes: tuple[str, ...],
-    ignores: tuple[str, ...] = NSQ_WORDS,
+    refuses: tuple[str, ...] = (),
     form: Callable[[Handler], Handler] | None = None,
     is_negotiated: bool = True,
 ) -> Route:
     row = COMMANDS[command]
     is_one = row.body.kind is Kind.MESSAGE
     return Route(
-        "POST", path, TOPIC_PUBLISH, lambda api, request: api.publish(row, arguments, request), takes, ignores,
+        "POST", path, TOPIC_PUBLISH, lambda api, request: api.publish(row, arguments, request), takes, refuses,
         body_limit=attrgetter("max_msg_size" if is_one else "max_body_size"),
         too_big="MSG_TOO_BIG" if is_one else "BODY_TOO_BIG",
         is_negotiated=is_negotiated, form=form, is_logged=False,
@@ -264,6 +264,8 @@ _ONE = (_body, _topic, _delay, *_PLACED)
 _SEVERAL = (_topic, _bodies, *_PLACED)
 _PLAIN = ("topic", "partition", "binary", "producer_id", "sequence")
 _DEFERRING = (*_PLAIN, "defer")
+_COUNTS = ("producer_id", "sequence", "defer")
+"""Refused by requests of the redesigned NSQ's: the message would be stored twice, or delivered too early."""
 ROUTES = (
     _row("/pub", "PUB", _ONE, _DEFERRING),
     _row("/put", "PUB", _ONE, _DEFERRING),  # its name before 1.0
@@ -271,7 +273,7 @@ ROUTES = (
     _row("/mput", "MPUB", _SEVERAL, _PLAIN),
     _row("/mdpub", "MDPUB", (_needed_delay, *_SEVERAL), _DEFERRING),
     _row("/pubtrace", "PUB_TRACE", (_body_or_406, _topic, _trace_id, _partition), ("topic", "partition", "trace_id"),
-         (), is_negotiated=False),
+         (*_COUNTS, "ext"), is_negotiated=False),
     _row("/pub_ext", "PUB_EXT", (_body_or_406, _topic, _headers, _partition), ("topic", "partition", "ext"),
-         (), enveloped, is_negotiated=False),
+         _COUNTS, enveloped, is_negotiated=False),
 )  # fmt: skip

@@ -25,8 +25,8 @@ TOPIC_ADMIN = needs(ADMIN, by_topic=True)
 ALL_READ = needs(READ)
 ALL_ADMIN = needs(ADMIN)
 
-NSQ_WORDS = ("topic", "channel", "format", "defer", "binary", "include_clients", "include_mem")
-"""Parameters that NSQ's nsqd takes somewhere, and ignores everywhere else."""
+DRY = ("dry_run",)
+"""Refused by changes that cannot be tried: who sends it wants nothing changed."""
 
 WALKS = "walks"
 """The line of requests that may look at all topics."""
@@ -43,7 +43,8 @@ class Route:
         needs: what a client has to be permitted, where clients have to be known.
         handler: a method of the room that answers it, which gets the room and the request.
         takes: the parameters that it obeys; None for one that ignores all.
-        ignores: those of NSQ that mean nothing to it.
+        refuses: the parameters that a request of NSQ or the redesigned NSQ neither obeys nor ignores; None for one that
+            is ours alone, which refuses all that mean something elsewhere.
         body_limit: of how many bytes a body may be.
         too_big: the text of the 413 for a longer one.
         is_negotiated: a request says what form its answer has.
@@ -59,7 +60,7 @@ class Route:
     needs: Needs
     handler: Callable[[Any, Any], Any]
     takes: tuple[str, ...] | None = ()
-    ignores: tuple[str, ...] = ()
+    refuses: tuple[str, ...] | None = None
     body_limit: Callable[[ServerLimits], int] = lambda _limits: BODY_LIMIT_BYTES
     too_big: str = "BODY_TOO_BIG"
     is_negotiated: bool = False
@@ -115,7 +116,7 @@ def add_routes(
             plain=row.is_plain,
             is_logged=row.is_logged,
             takes=row.takes,
-            ignores=row.ignores,
+            refuses=row.refuses,
             form=style.negotiated if row.is_negotiated else row.form,
             ends_with_client=bool(row.line),
         )

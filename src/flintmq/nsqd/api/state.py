@@ -23,7 +23,7 @@ from flintmq.net.http_envelope import Style
 from flintmq.net.http_messages import HttpError, Request, Response, json_response, plain_response, text_response
 from flintmq.net.metrics import exposition
 from flintmq.nsqd.api.arguments import lenient_switch, partition_number, switch
-from flintmq.nsqd.api.route import ALL_READ, NSQ_WORDS, TOPIC_READ, WALKS, Route
+from flintmq.nsqd.api.route import ALL_READ, TOPIC_READ, WALKS, Route
 from flintmq.nsqd.figures import nsq, replicas, youzan
 from flintmq.nsqd.figures.collection import TopicFigures
 from flintmq.nsqd.figures.figures import Figures
@@ -162,7 +162,7 @@ _STATS = ("format", "topic", "channel", "include_clients", "include_mem", "parti
 ROUTES = (
     # what asks it tells whether the process lives, and often cannot send headers
     Route("GET", "/ping", OPEN, StateApi.ping, None, is_plain=True, is_logged=False),
-    Route("GET", "/info", KNOWN, StateApi.info, (), NSQ_WORDS, is_negotiated=True),
-    Route("GET", "/stats", TOPIC_READ, StateApi.stats, _STATS, NSQ_WORDS, is_negotiated=True, line=WALKS),
+    Route("GET", "/info", KNOWN, StateApi.info, (), (), is_negotiated=True),
+    Route("GET", "/stats", TOPIC_READ, StateApi.stats, _STATS, (), is_negotiated=True, line=WALKS),
     Route("GET", "/metrics", ALL_READ, StateApi.metrics, (), is_logged=False, line=WALKS),
 )

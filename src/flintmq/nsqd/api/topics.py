@@ -37,11 +37,12 @@ from flintmq.nsqd.api.arguments import (
     partition_here,
     topic_name,
 )
-from flintmq.nsqd.api.route import NSQ_WORDS, TOPIC_ADMIN, Route
+from flintmq.nsqd.api.route import DRY, TOPIC_ADMIN, Route
 from flintmq.nsqd.leadership import NOT_LEADER, OfTheCluster
 from flintmq.nsqd.node import Node
 from flintmq.topic_meta import (
     CHANGE_WORDS,
+    CLUSTER_CHANGE_WORDS,
     CREATION_WORDS,
     BadTopicMeta,
     asks_for_headers_alone,
@@ -240,10 +241,19 @@ class TopicsApi:
 
 _TOPIC = ("topic",)
 _PART = ("topic", "channel", "partition")
+_NO_PART = ("partition", *DRY)
+"""Refused where everything that a topic or channel has here is changed, and not one partition."""
+_FIXED = ("partition_num", "multipart", "orderedmulti", "extend", *CLUSTER_CHANGE_WORDS)
+"""Of a topic that is there; only a cluster changes some of it."""
 
 
-def _row(path: str, handler: Callable[[TopicsApi, Request], PendingResponse], takes: tuple[str, ...]) -> Route:
-    return Route("POST", path, TOPIC_ADMIN, handler, takes, NSQ_WORDS)
+def _row(
+    path: str,
+    handler: Callable[[TopicsApi, Request], PendingResponse],
+    takes: tuple[str, ...],
+    refuses: tuple[str, ...] = _NO_PART,
+) -> Route:
+    return Route("POST", path, TOPIC_ADMIN, handler, takes, refuses)
 
 
 def _change(path: str, change: Change) -> Route:
@@ -251,8 +261,9 @@ def _change(path: str, change: Change) -> Route:
 
 
 ROUTES = (
-    _row("/topic/create", TopicsApi.create, ("topic", *CREATION_WORDS, "partitions", "version")),
-    _row("/topic/meta/update", TopicsApi.update_meta, ("topic", *CHANGE_WORDS, "version")),
+    _row("/topic/create", TopicsApi.create, ("topic", *CREATION_WORDS, "partitions", "version"),
+         (*_NO_PART, *CLUSTER_CHANGE_WORDS)),
+    _row("/topic/meta/update", TopicsApi.update_meta, ("topic", *CHANGE_WORDS, "version"), (*_NO_PART, *_FIXED)),
     _row("/topic/delete", TopicsApi.delete, _TOPIC),
     Route("POST", "/topic/replicate", TOPIC_ADMIN, TopicsApi.replicate, _TOPIC),
     _row("/topic/empty", TopicsApi.empty, _TOPIC),
@@ -269,4 +280,4 @@ ROUTES = (
         "/channel/unpause", lambda node, topic, name, part: node.engine.broker.pause_channel(topic, name, False, part)
     ),
     _row("/channel/setorder", TopicsApi.order_channel, ("topic", "channel", "order")),
-)
+)  # fmt: skip

@@ -257,7 +257,7 @@ def _event(text: bytes) -> Event | None:
 
 _NAMES = ("topic", "channel")
 ROUTES = (
-    Route("POST", "/message/trace/enable", TOPIC_ADMIN, TraceApi.enable, (*_NAMES, "only")),
-    Route("POST", "/message/trace/disable", TOPIC_ADMIN, TraceApi.disable, _NAMES),
+    Route("POST", "/message/trace/enable", TOPIC_ADMIN, TraceApi.enable, (*_NAMES, "only"), ("slow",)),
+    Route("POST", "/message/trace/disable", TOPIC_ADMIN, TraceApi.disable, _NAMES, ("slow",)),
     Route("GET", "/message/trace", TOPIC_READ, TraceApi.find, ("topic", "msgid", "traceid", "limit")),
 )

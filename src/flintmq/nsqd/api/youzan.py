@@ -23,7 +23,7 @@ from flintmq.broker.topic import Topic
 from flintmq.net.http_auth import KNOWN
 from flintmq.net.http_messages import EMPTY, HttpError, Request, Response, json_response, text_response
 from flintmq.nsqd.api.arguments import channel_of, number, one_partition, partition_here, partition_number, topic_of
-from flintmq.nsqd.api.route import ALL_READ, TOPIC_ADMIN, TOPIC_READ, WALKS, Route
+from flintmq.nsqd.api.route import ALL_READ, DRY, TOPIC_ADMIN, TOPIC_READ, WALKS, Route
 from flintmq.nsqd.client import Client
 from flintmq.nsqd.figures import replicas
 from flintmq.nsqd.figures.figures import Figures
@@ -101,9 +101,13 @@ class YouzanApi:
 
 _PART = ("topic", "channel", "partition")
 ROUTES = (
-    Route("GET", "/serverstats", KNOWN, YouzanApi.server),
-    Route("GET", "/message/stats", TOPIC_READ, YouzanApi.channel, _PART),
-    Route("GET", "/message/historystats", TOPIC_READ, YouzanApi.hours, ("topic", "partition")),
-    Route("GET", "/coordinator/stats", ALL_READ, YouzanApi.coordinator, ("topic", "partition", "format"), line=WALKS),
-    Route("POST", "/channel/setclientlimit", TOPIC_ADMIN, YouzanApi.limit_clients, (*_PART, "client_prefix", "ready")),
+    Route("GET", "/serverstats", KNOWN, YouzanApi.server, (), ()),
+    Route("GET", "/message/stats", TOPIC_READ, YouzanApi.channel, _PART, ()),
+    Route("GET", "/message/historystats", TOPIC_READ, YouzanApi.hours, ("topic", "partition"), ()),
+    Route(
+        "GET", "/coordinator/stats", ALL_READ, YouzanApi.coordinator, ("topic", "partition", "format"), (), line=WALKS
+    ),
+    Route(
+        "POST", "/channel/setclientlimit", TOPIC_ADMIN, YouzanApi.limit_clients, (*_PART, "client_prefix", "ready"), DRY
+    ),
 )
