@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Coroutine
 from pathlib import Path
 
 import pytest
 
 from flintmq.env import Env
 from flintmq.net.http_auth import Table
+from flintmq.net.http_messages import HttpError, Request, Response
 from flintmq.net.http_router import Router
 from flintmq.nsqd.api.routes import PERMISSIONS as NSQD_TABLE
 from flintmq.nsqd.options import NsqdOptions
@@ -72,7 +74,7 @@ def parts(page: str) -> list[tuple[str, str]]:
 
 
 async def test_every_route_says_which_parameters_it_takes(tmp_path):
-    """What is not obeyed is refused: a new route has to say what it obeys."""
+    """A new route has to say what it obeys."""
     files = OsFiles(str(tmp_path))
     nsqd = Nsqd(Env(), files, NsqdOptions()).router()
     nsqlookupd = Nsqlookupd(Env(), NsqlookupdOptions(cluster_store=("a:1",)))._http.router
@@ -87,3 +89,38 @@ def test_what_concerns_one_topic_says_so(table):
         is_below = path.startswith(("/topic/", "/channel/", "/message/"))
         is_publish = "pub" in path or "put" in path
         assert row.by_topic == (is_below or is_publish or path in ("/stats", "/lookup", "/channels")), path
+
+
+NSQ_HAS = {
+    "nsqd": ["/pub", "/mpub", "/topic/create", "/topic/delete", "/topic/empty", "/topic/pause", "/topic/unpause",
+             "/channel/create", "/channel/delete", "/channel/empty", "/channel/pause", "/channel/unpause"],
+    "nsqlookupd": ["/topic/create", "/topic/delete", "/topic/tombstone", "/channel/create", "/channel/delete"],
+}  # fmt: skip
+REFUSED = {"partition", "dry_run", "min_in_sync"}
+"""All that one of them may refuse."""
+
+
+@pytest.mark.parametrize("daemon", ["nsqd", "nsqlookupd"])
+async def test_what_a_new_route_takes_is_not_refused_by_those_that_nsq_has(tmp_path, daemon: str):
+    """Whoever has asked NSQ for years sends parameters that mean nothing there, and later something here."""
+    files = OsFiles(str(tmp_path))
+    if daemon == "nsqd":
+        router = Nsqd(Env(), files, NsqdOptions()).router()
+    else:
+        router = Nsqlookupd(Env(), NsqlookupdOptions(cluster_store=("a:1",)))._http.router
+    routes = {path: route for method, path, route in router.routes() if method == "POST"}
+    words = {word for _, _, route in router.routes() for word in route.takes or ()} - REFUSED
+    for path in NSQ_HAS[daemon]:
+        route = routes[path]
+        query = "&".join(f"{word}=1" for word in sorted(words - set(route.takes or ()))).encode()
+        request = Request(b"POST", path.encode(), query, {}, "@", route)
+        try:
+            answer = route.handler(request)
+        except HttpError as error:
+            text = error.message
+        else:  # in an envelope, or not before it has asked others
+            text = answer.body.decode() if isinstance(answer, Response) else ""
+            if isinstance(answer, Coroutine):
+                answer.close()
+        assert "does not take" not in text
+    files.close()
