@@ -16,6 +16,7 @@ from tests.integration.daemons import (
     MESSAGE,
     PATIENCE_S,
     RESPONSE,
+    SOURCES,
     Connection,
     Daemons,
     Message,
@@ -225,3 +226,59 @@ def command(*arguments: str) -> str:
     """What a flintmq command prints."""
     run = flintmq(*arguments)
     return run.stdout + run.stderr
+
+
+AWAY = """
+import errno, os
+
+_read = os.pread
+
+def _pread(descriptor, *args):
+    root, found, _ = os.readlink(f"/proc/self/fd/{descriptor}").partition("/topics/")
+    if found and os.path.exists(f"{root}/AWAY"):
+        raise OSError(errno.EIO, "Input/output error")
+    return _read(descriptor, *args)
+
+os.pread = _pread
+"""
+
+
+def test_a_disk_that_does_not_answer_for_a_while_loses_nothing(daemons: Daemons, tmp_path: Path):
+    """As one that is reached over a network: a start waits for it, and so does who consumes."""
+    (tmp_path / "sitecustomize.py").write_text(AWAY)
+    nsqd = daemons.nsqd("--durability=os", limits=("env", f"PYTHONPATH={tmp_path}:{SOURCES}"))
+    nsqd.post("/topic/create?topic=t")
+    nsqd.post("/channel/create?topic=t&channel=c")
+    sent = {b"%d" % number * 10_000 for number in range(COUNT)}  # more than is read ahead
+    for body in sent:
+        nsqd.publish("t", body)
+    away = nsqd.data_path / "AWAY"
+    for end in (nsqd.stop, nsqd.kill):  # with a checkpoint, and without
+        end()
+        away.touch()
+        nsqd.launch()
+        assert nsqd.wait() == 1
+        assert "The disk does not answer" in nsqd.log and "nothing of it is changed" in nsqd.log
+        away.unlink()
+        nsqd.start()
+        assert nsqd.stats("t", "c")["depth"] == COUNT
+    nsqd.restart()  # nothing of it is in memory
+    with nsqd.connect() as consumer:
+        away.touch()
+        consumer.subscribe("t", "c", rdy_count=1)
+        bodies: list[bytes] = []
+        while len(bodies) < COUNT:
+            if away.exists() and "The disk does not answer" in nsqd.log:
+                away.unlink()
+            try:
+                frame = consumer.any_frame(LULL_S)
+            except TimeoutError:
+                continue  # it is away, or slow
+            if frame is not None and frame.kind == MESSAGE:
+                message = message_of(frame.data)
+                bodies.append(message.body)
+                consumer.finish(message)
+        consumer.settle()
+    assert not away.exists(), "it was tried to read what was not in memory"
+    assert len(bodies) == COUNT and set(bodies) == sent
+    assert nsqd.get("/damage")["count"] == 0 and not list(nsqd.data_path.glob("**/*.bad"))

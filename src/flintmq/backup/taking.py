@@ -47,11 +47,11 @@ from flintmq.storage.channel_store import DATABASE_NAME, StoredTopics
 from flintmq.storage.cut import CUT_NAME
 from flintmq.storage.identity import IDENTITY_NAME
 from flintmq.storage.producers import SNAPSHOT_NAME
-from flintmq.storage.recovery import META_NAME
 from flintmq.storage.scan import claim_at, walk, why_not
 from flintmq.storage.segment import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
+    META_NAME,
     NO_STOP,
     SEGMENT_HEADER_BYTES,
     decode_segment_header,

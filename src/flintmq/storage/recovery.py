@@ -41,7 +41,7 @@ from struct import Struct
 from flintmq.batch import HEADER_BYTES
 from flintmq.checksum import crc32
 from flintmq.errors import DiskFull, StorageError, WriteFailed
-from flintmq.limits import CHECKPOINT_BYTES, DISK_RESERVE_BYTES, REWRITE_BYTES_MAX, SEQUENCE_MAX
+from flintmq.limits import CHECKPOINT_BYTES, DISK_RESERVE_BYTES, PAGE_BYTES, REWRITE_BYTES_MAX, SEQUENCE_MAX
 from flintmq.storage.cut import CUT_NAME, finish_cut
 from flintmq.storage.files import File, Files
 from flintmq.storage.group_sync import sync_together
@@ -51,6 +51,7 @@ from flintmq.storage.scan import why_not
 from flintmq.storage.segment import (
     BAD_SUFFIX,
     INDEX_SUFFIX,
+    META_NAME,
     NO_STOP,
     SEGMENT_HEADER_BYTES,
     Corruption,
@@ -61,8 +62,8 @@ from flintmq.storage.segment import (
     decode_segment_header,
 )
 
-META_NAME = "log.meta"
 FOREIGN_SUFFIX = ".foreign"  # a segment of another log found here; never touched again
+UNREADABLE_SUFFIX = ".unreadable"  # a segment of which the disk has lost all that can be told; never touched again
 _META_MAGIC = b"FMQM"
 _META_VERSION = 1
 _META = Struct(">4sHHIQ")
@@ -398,7 +399,10 @@ class Recovery:
                 raise _Hole(segment.first)
             if previous is None and expected > segment.first:
                 self._tell_gap(segment, segment.first, expected, "the file is empty")
-            segment.remove()
+            if segment.has_unreadable:
+                self._move_aside(segment)
+            else:
+                segment.remove()
             self._directory_changed = True
             return None
         self._seal(segment)
@@ -432,6 +436,9 @@ class Recovery:
         self._is_clean = self._is_name_durable and walker.position == file_size and segment.synced_before >= segment.end
         self._checkpoint_size = loaded[0].data_size if loaded else 0
         self._is_checkpoint_due = walker.position - self._checkpoint_size > CHECKPOINT_BYTES
+        if segment.has_unreadable and walker.position < file_size:
+            self._leave(segment, file_size)
+            return None
         self._cut(segment, file_size)
         if segment.is_empty and previous is not None and first < previous.end:
             # the segment was begun, that failed, and the log went on in the one before it
@@ -484,6 +491,34 @@ class Recovery:
         segment.end = walker.next_sequence
         segment.end_offset_bytes = offset_before if walker.offset_bytes is None else walker.offset_bytes
         return walker
+
+    def _leave(self, segment: Segment, file_size: int) -> None:
+        """Leave a segment as it is whose end cannot be read: the log goes on in another one."""
+        self._directory_changed = True
+        position, end = segment.size, segment.end
+        reason = "its end cannot be read from the disk, so it is left as it is, and the log goes on in another file"
+        if segment.is_empty:
+            reason = f"{reason}; moved to {self._move_aside(segment)}"
+        else:
+            segment.size = file_size
+            self._seal(segment)
+            self.segments.append(segment)
+        size = file_size - position
+        self.home.report(Corruption(segment.path, position, size, reason, end, end, "torn", segment.synced_before))
+
+    def _move_aside(self, segment: Segment) -> str:
+        """Let a segment be none of the log's, and keep its file; its new name.
+
+        Raises:
+            StorageError: it cannot be renamed.
+        """
+        segment.close()
+        target = f"{segment.path}{UNREADABLE_SUFFIX}"
+        try:
+            self.files.rename(segment.path, target)
+        except OSError as error:
+            raise StorageError(f"{segment.path}: cannot read it, nor rename it: {error}") from error
+        return target
 
     def _cut(self, segment: Segment, file_size: int) -> None:
         size = file_size - segment.size
@@ -738,12 +773,21 @@ class Recovery:
                 break
             position = max(segment.position_of(durable), segment.size - left)
             left -= segment.size - position
+            piece = PAGE_BYTES - position % PAGE_BYTES if segment.has_unreadable else _PIECE_BYTES
             while position < segment.size:
-                data = segment.file().read_at(position, min(_PIECE_BYTES, segment.size - position))
+                size = min(piece, segment.size - position)
+                try:
+                    data = segment.file().read_at(position, size)
+                except OSError:
+                    if not segment.has_unreadable:
+                        raise
+                    position, piece = position + size, PAGE_BYTES
+                    continue
                 if not data:
                     break
                 segment.file().write_at(position, data)
                 position += len(data)
+                piece = PAGE_BYTES if segment.has_unreadable else _PIECE_BYTES
 
 
 def log_id_in(files: Files, directory: str) -> int:

@@ -22,7 +22,8 @@ beyond ``size`` are never read as batches; I3 nothing is returned that failed it
 process and place, then stepped over.
 
 Rules of this file: no byte of a stored segment is changed except its torn tail, which is cut, and a damaged header,
-which is written again.
+which is written again. Bytes that cannot be read are damage only where the disk answers for another file of the log;
+else nobody knows anything about them, and whoever wanted them fails. No file with such bytes is cut or removed.
 
 Source: docs/decisions/0001.
 """
@@ -55,6 +56,7 @@ from flintmq.storage.index import (
 )
 from flintmq.storage.scan import Anchor, Run, Search, claim_at, has_producers, hop, skim, walk, why_not
 
+META_NAME = "log.meta"
 MAGIC = b"FMQS"
 VERSION = 1
 _HEADER = Struct(">4sHHI8xQQQQQ")
@@ -128,6 +130,22 @@ class Home:
     def __post_init__(self) -> None:
         self.id_base = self.partition << SEQUENCE_BITS
 
+    def ask_disk(self) -> None:
+        """Read a small file of the log from the device, not from memory; one that is not there is an answer as well.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        try:
+            file = self.files.open(f"{self.directory}/{META_NAME}")
+        except FileNotFoundError:
+            return
+        try:
+            file.write_out()  # what is in memory of it is dropped
+            file.read_at(0, PAGE_BYTES)
+        finally:
+            file.close()
+
 
 @dataclass(slots=True, frozen=True)
 class SegmentHeader:
@@ -200,6 +218,7 @@ class Segment:
         end_offset_bytes: virtual position after its last frame.
         synced_before: the highest durable watermark its header, index or batches tell.
         has_producers: whether one of its batches says who published it, or may have said so before it was damaged.
+        has_unreadable: whether the disk has lost some of what was read of it.
         live_index: the growing index of the active segment; None when it is loaded on demand.
         live_file: the handle while the segment is active or not synced; None when it is opened on demand.
         bad_paths: files that hold bytes set aside from it.
@@ -212,6 +231,7 @@ class Segment:
         "end_offset_bytes",
         "first",
         "has_producers",
+        "has_unreadable",
         "home",
         "live_file",
         "live_index",
@@ -230,6 +250,7 @@ class Segment:
         self.end_offset_bytes = 0
         self.synced_before = 0
         self.has_producers = False
+        self.has_unreadable = False
         self.live_index: SparseIndex | None = None
         self.live_file: File | None = None
         self.path = f"{home.directory}/{segment_name(first)}"
@@ -331,7 +352,7 @@ class Segment:
             self.home.files.remove(path)
 
     def read(self, position: int, size: int) -> bytes:
-        """Bytes of the file; unreadable pages come as zeros, a missing file as nothing. Shorter at the end of the file.
+        """Bytes of the file; pages that the disk has lost come as zeros, a missing file as nothing. Shorter at its end.
 
         Raises:
             StorageError: the file cannot be read for a reason that says nothing about its content.
@@ -355,9 +376,31 @@ class Segment:
             except OSError as error:
                 if error.errno not in _UNREADABLE:
                     raise StorageError(f"{self.path}: cannot read: {error}") from error
-                page = bytes(size)
+                page = self._page_again(position, size)
             yield page
             position += size
+
+    def _page_again(self, position: int, size: int) -> bytes:
+        """Read a page once more that could not be read; zeros if the disk has lost it.
+
+        Raises:
+            StorageError: the disk does not answer.
+        """
+        home = self.home
+        try:
+            home.ask_disk()
+        except OSError as error:
+            raise StorageError(
+                f"{self.path}: cannot read: {error}. The disk does not answer; nothing is known about what is there, "
+                "and nothing of it is changed"
+            ) from error
+        try:
+            return self.file().read_at(position, size)
+        except OSError as error:
+            if error.errno not in _UNREADABLE:
+                raise StorageError(f"{self.path}: cannot read: {error}") from error
+        self.has_unreadable = True
+        return bytes(size)
 
     # the index
 
@@ -565,6 +608,8 @@ class Segment:
         size = damage.end_position - damage.position
         words = self.copy_aside(damage.position, size)[1]
         reason = f"{reason}; {words}" if words else reason
+        if self.has_unreadable:
+            reason = f"{reason}; some of the file cannot be read from the disk, and counts as zeros"
         # of a replica nothing is stepped over but what was durable
         is_replica = self.home.is_replica
         durable = max(self.synced_before, damage.end) if is_replica else self.synced_before

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.storage.log_kit import CREATED_NS, DIRECTORY, Kit, ReadFaults, fetch_all, fill, read_all, sync
 
 from flintmq.errors import DiskFull, StorageError, WriteFailed
-from flintmq.limits import DISK_RESERVE_BYTES, SEQUENCE_MAX
+from flintmq.limits import DISK_RESERVE_BYTES, PAGE_BYTES, SEQUENCE_MAX
 from flintmq.storage import recovery, segment
 from flintmq.storage.cache import ReadCache
 from flintmq.storage.partition_log import PartitionLog
@@ -774,6 +774,79 @@ def test_unreadable_bytes_do_not_stop_the_start():
     assert read_all(log) == {}
     kit.faults.bytes_unreadable.clear()
     assert set(model) == kit.lost()
+
+
+def contents(kit: Kit) -> dict[str, bytes]:
+    """Every file there is, as it is on the disk."""
+    files = kit.files()
+    found = {}
+    for path in kit.disk.paths():
+        file = files.open(path)
+        found[path] = file.read_at(0, file.size())
+        file.close()
+    return found
+
+
+@pytest.mark.parametrize("segment_bytes", [1000, 1 << 20], ids=["several segments", "one"])
+@pytest.mark.parametrize("error", [errno.EIO, errno.EUCLEAN, errno.EBADMSG])
+def test_a_disk_that_does_not_answer_stops_the_start_and_nothing_is_changed(segment_bytes: int, error: int):
+    """As where a path to the storage is away for a moment while a machine boots."""
+    kit = Kit(segment_bytes=segment_bytes, faults=ReadFaults())
+    model = filled(kit)
+    assert kit.faults is not None
+    before = contents(kit)
+    for path in before:
+        kit.faults.bytes_unreadable[path] = (0, 1 << 30, error)
+    with pytest.raises(StorageError, match=r"cannot read: .*The disk does not answer.*nothing of it is changed"):
+        kit.open(next_sequence_min=1000)
+    assert contents(kit) == before and kit.reports == []
+    kit.faults.bytes_unreadable.clear()
+    assert read_all(kit.open()) == model and kit.reports == []
+
+
+def test_a_segment_that_is_lost_to_the_last_byte_is_moved_and_never_removed():
+    """It may be readable again tomorrow, with another cable."""
+    kit = Kit(segment_bytes=1 << 20, faults=ReadFaults())
+    log = kit.open()
+    model = fill(log, 12)
+    sync(log)
+    kill(kit)  # there is no checkpoint, so the file is read
+    assert kit.faults is not None
+    (path,) = kit.logs()
+    whole = contents(kit)[path]
+    kit.faults.bytes_unreadable[path] = (0, 1 << 30, errno.EIO)
+    log = kit.open(next_sequence_min=max(model) + 1)
+    kit.faults.bytes_unreadable.clear()
+    assert kit.lost() == set(model) and any(".unreadable" in report.reason for report in kit.reports)
+    after = log.append([b"after"], 1)
+    assert after > max(model)
+    sync(log)
+    log.close()
+    files = contents(kit)
+    assert files[f"{path}.unreadable"] == whole
+    kit.files().rename(f"{path}.unreadable", path)
+    assert read_all(kit.open()) == model | {after: b"after"}, "who moves it back has it all again"
+
+
+def test_an_end_that_the_disk_has_lost_is_not_cut():
+    kit = Kit(segment_bytes=1 << 20, faults=ReadFaults())
+    log = kit.open()
+    model = {log.append([b"%d" % number * 200], number): b"%d" % number * 200 for number in range(60)}
+    kill(kit)  # there is no checkpoint, so the file is read
+    assert kit.faults is not None
+    (path,) = kit.logs()
+    whole = contents(kit)[path]
+    kit.faults.bytes_unreadable[path] = (PAGE_BYTES, 1 << 30, errno.EIO)
+    log = kit.open()
+    assert kit.kinds() == ["torn"] and "it is left as it is" in kit.reports[0].reason
+    first = log.append([b"after"], 1)
+    kept = {sequence: body for sequence, body in model.items() if sequence < first}
+    assert 3 <= len(kept) < 30 and read_all(log) == kept | {first: b"after"}
+    sync(log)
+    log.close()
+    kit.faults.bytes_unreadable.clear()
+    assert contents(kit)[path] == whole
+    assert read_all(kit.open()) == kept | {first: b"after"}
 
 
 def test_the_virtual_offset_goes_on_when_everything_before_is_gone():

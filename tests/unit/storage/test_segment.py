@@ -200,6 +200,25 @@ def test_an_error_that_is_not_about_the_bytes_is_not_called_damage():
     assert kit.lost() == set(range(1, log.segments()[0].end_sequence))
 
 
+@pytest.mark.parametrize("how", ["read", "fetch"])
+def test_a_disk_that_does_not_answer_for_a_while_costs_nothing(how: str):
+    """Nothing is taken for damage, so nobody steps over it, nor keeps zeros as what was there."""
+    kit = Kit(faults=ReadFaults())
+    assert kit.faults is not None
+    log = reopened(kit)
+    expected = read_all(log)
+    before = kit.disk.paths()
+    log = kit.open()
+    for path in before:
+        kit.faults.bytes_unreadable[path] = (0, 1 << 30, errno.EIO)
+    for _ in range(3):
+        with pytest.raises(StorageError, match="The disk does not answer"):
+            log.read(1) if how == "read" else log.fetch(1, log.committed_sequence, 700)
+    kit.faults.bytes_unreadable.clear()
+    assert (read_all if how == "read" else fetch_all)(log) == expected
+    assert kit.reports == [] and kit.disk.paths() == before
+
+
 def test_a_page_that_turns_unreadable_for_another_reason_is_an_error():
     kit = Kit(faults=ReadFaults())
     log = reopened(kit)
