@@ -42,9 +42,12 @@ class Mount:
         info = os.statvfs(self.path)
         return info.f_bavail * info.f_frsize
 
-    def fill(self) -> None:
-        """Take all space that is left."""
+    def fill(self, but_bytes: int = 0) -> None:
+        """Take all space that is left, or nearly."""
         with (self.path / _BALLAST).open("wb", buffering=0) as ballast, contextlib.suppress(OSError):
+            if but_bytes:
+                ballast.write(bytes(max(0, self.free_bytes() - but_bytes)))
+                return
             size = _CHUNK_BYTES
             while size:
                 try:

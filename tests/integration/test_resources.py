@@ -17,7 +17,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.daemons import ERROR, SOURCES, Answer, Connection, Daemons, Nsqd, mpub, pub, wait_until
+from tests.integration.daemons import (
+    ERROR,
+    SOURCES,
+    Answer,
+    Connection,
+    Daemons,
+    Nsqd,
+    mpub,
+    mpub_body,
+    pub,
+    sized,
+    wait_until,
+)
 from tests.integration.load import Consumer, Numbers, Publisher, body_of, broken, check, drain, held, number_of
 from tests.integration.mounts import Mount, mounted_tmpfs, needs_root
 
@@ -199,6 +211,39 @@ def test_a_kill_while_the_disk_is_full(daemons: Daemons, small_disk: Mount):
     small_disk.empty()
     nsqd.start()
     check(publishers, drain(nsqd, "t", "c"))
+
+
+@needs_root
+@pytest.mark.parametrize("how", ["/channel/empty", "/channel/delete", "/topic/delete"])
+def test_a_disk_full_of_deferred_messages_gets_room_when_they_are_dropped(daemons: Daemons, tmp_path: Path, how: str):
+    """What they had comes back although nearly all of the reserve is taken; a kill changes nothing."""
+    with mounted_tmpfs(tmp_path / "disk", RESERVE_BYTES + 30 * MEBIBYTE) as mount:
+        nsqd = daemons.nsqd("--durability=os", "--max-bytes-per-file=1048576", data_path=mount.path / "data")
+        nsqd.post("/topic/create?topic=t")
+        nsqd.post("/channel/create?topic=t&channel=c")
+        with nsqd.connect() as connection:
+            for _ in range(10):
+                connection.ok(b"MDPUB t 3600000\n" + sized(mpub_body([b"x" * 1000] * 1000)))
+        wait_until(lambda: nsqd.stats("t", "c")["deferred_count"] == 10_000, "all are set aside")
+        nsqd.write_progress()
+        database = mount.path / "data" / "channels.db"
+        size = database.stat().st_size
+        assert size > 6 * MEBIBYTE
+        mount.fill(but_bytes=3 * MEBIBYTE)
+
+        nsqd.post(f"{how}?topic=t" + ("" if "topic" in how else "&channel=c"))
+        wait_until(lambda: database.stat().st_size < MEBIBYTE, "it is given back")
+        wait_until(lambda: mount.free_bytes() > size, "the disk has it")
+        assert "writing progress failed" not in nsqd.log
+        nsqd.kill()
+        mount.empty()
+        nsqd.start()
+        assert nsqd.request("GET", "/ping").body == b"OK"
+        if how == "/channel/empty":
+            assert nsqd.unfinished("t", "c") == 0
+        with nsqd.connect() as connection:
+            connection.ok(pub("other", b"x"))
+        nsqd.stop()
 
 
 # -- damaged files -----------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ Source: docs/decisions/0003.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -93,6 +94,7 @@ class Flush:
         floors: the floor of each partition as written.
         marks: how far logs are, as written.
         has_progress: whether it has anything but that.
+        has_room_left: told by its run, whether the database has more room to give back to the disk.
     """
 
     metadata: MetadataBatch = field(default_factory=MetadataBatch)
@@ -107,6 +109,7 @@ class Flush:
     questions: list[Question] = field(default_factory=list)
     marks: Marks = field(default_factory=list)
     has_progress: bool = True
+    has_room_left: bool = False
 
     def add(self, record: Record, cursor: int = 0) -> None:
         """Have a record written.
@@ -132,6 +135,8 @@ class Flush:
         answers = [query.run(store, wall_ns, self.clock_shift_ns) for query in self.due]
         for question in self.questions:
             question.ask(store)
+        with suppress(StorageError):  # what was written is, and the next flush tries this again
+            self.has_room_left = store.give_back()
         return answers
 
 
@@ -163,8 +168,8 @@ class Progress:
         hand_on: given what a flush has written, and whom to tell when other nodes have it; None: nobody wants it.
     """
 
-    __slots__ = ("_channels", "_marks", "_metadata", "_outcome", "_questions", "_removals", "_running",
-                 "clock_shift_ns", "hand_on", "has_more_due")  # fmt: skip
+    __slots__ = ("_channels", "_has_room_left", "_marks", "_metadata", "_outcome", "_questions", "_removals",
+                 "_running", "clock_shift_ns", "hand_on", "has_more_due")  # fmt: skip
 
     def __init__(self, channels: Channels, metadata: Metadata, marks: LogMarks, outcome: FlushOutcome) -> None:
         self._channels = channels
@@ -174,6 +179,7 @@ class Progress:
         self._questions: list[Question] = []
         self._removals: list[str] = []
         self._running: Flush | None = None
+        self._has_room_left = False
         self.hand_on: Callable[[list[Record], Waiter], None] | None = None
         self.has_more_due = False
         self.clock_shift_ns = 0
@@ -188,7 +194,7 @@ class Progress:
 
     def has_some(self, wall_ns: int) -> bool:
         """Whether :meth:`take` would have something; cheap enough for every tick."""
-        if self._metadata or self._removals or self._questions or self._marks.grown:
+        if self._metadata or self._removals or self._questions or self._marks.grown or self._has_room_left:
             return True
         return any(
             c.is_changed or c.spilled.has_changes or c.spilled.wants_due(wall_ns) for c in self._channels.changed
@@ -260,6 +266,7 @@ class Progress:
     def ended(self, flush: Flush, answers: list[packs.DuePacks], error: BaseException | None, wall_ns: int) -> None:
         """Take note of a flush: on failure everything in it is tried again with the next one."""
         self._running = None
+        self._has_room_left = flush.has_room_left
         self._metadata.ended(flush.metadata, error, flush.must_sync)
         if error is not None:
             self._failed(flush)

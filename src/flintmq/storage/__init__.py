@@ -13,10 +13,12 @@ from flintmq.storage.files import (
     Files,
     OsFile,
     OsFiles,
+    bytes_of,
     database_error,
     prepare_connection,
     replace_file,
     salvaged_rows,
+    shrink,
 )
 from flintmq.storage.floors import FloorFile
 from flintmq.storage.identity import DamagedIdentity, node_id, read_number, write_number
@@ -47,6 +49,7 @@ __all__ = [
     "ReadCache",
     "SegmentInfo",
     "SyncTicket",
+    "bytes_of",
     "create_logs",
     "database_error",
     "is_made_empty",
@@ -57,5 +60,6 @@ __all__ = [
     "salvaged_rows",
     "replace_file",
     "run_tickets",
+    "shrink",
     "write_number",
 ]

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from flintmq.errors import StorageError
+from flintmq.limits import BATCH_SIZE_MAX, DISK_RESERVE_BYTES
 from flintmq.settings import Settings, decode_settings, encode_settings
 from flintmq.storage import packs
 from flintmq.storage.channel_list import LIST_NAME, Note
@@ -51,6 +52,12 @@ from flintmq.topic_meta import TopicMeta, decode_meta, encode_meta
 
 log = logging.getLogger(__name__)
 
+_BEFORE_ALL_NS = -(1 << 63)
+_UNUSED_BYTES = 16 * 1024 * 1024  # of the database that are given back, when they are half of it
+_UNUSED_MIN_BYTES = 1024 * 1024  # that are given back when the disk is short of room
+_GIVEN_BACK_BYTES = 8 * 1024 * 1024  # by one flush
+_SHORT_BYTES = DISK_RESERVE_BYTES + BATCH_SIZE_MAX
+_REMADE_BYTES = 16 * 1024 * 1024  # kept in a database that a start makes anew, so that it can become shorter
 _TOLD_MAX = 100  # channels of which each is told of
 UNKNOWN_COUNT = -1  # of messages set aside, until they are counted again
 
@@ -238,6 +245,7 @@ class ChannelStore:
         self._is_behind = opened.is_behind
         self._is_same_boot = opened.is_same_boot
         self._damages = opened.damages
+        self._is_giving_back = False
         try:
             self._database.run_transaction(
                 [("DELETE FROM state WHERE 0", ((),))], False
@@ -246,6 +254,19 @@ class ChannelStore:
             self.close()
             raise
         self._found: dict[str, list[tuple[Any, ...]]] | None = opened.rows  # until something is written
+        self._make_shrinkable()
+
+    def _make_shrinkable(self) -> None:
+        """Let a database of an earlier release become shorter, if that is quick and there is room for a copy."""
+        database = self._database
+        try:
+            if database.query("PRAGMA auto_vacuum")[0][0]:
+                return
+            kept = database.size_bytes() - database.unused_bytes()
+            if kept <= _REMADE_BYTES and self._files.free_bytes() >= DISK_RESERVE_BYTES + 2 * kept:
+                database.make_shrinkable()
+        except (OSError, StorageError) as error:
+            log.warning("%s: it cannot be made so that it becomes shorter: %s", DATABASE_NAME, error)
 
     def load(self) -> StoredTopics:
         """Read everything but the frames set aside."""
@@ -339,13 +360,16 @@ class ChannelStore:
     def run_transaction(self, statements: Iterable[Statement], sync: bool) -> None:
         """Run one transaction; see :meth:`flintmq.storage.files.Database.run_transaction`.
 
-        What it changes of topics, channels and settings is written to the list before.
+        What it changes of topics, channels and settings is written to the list before. Of much that is set aside and
+        to be forgotten, most is forgotten before all else, a little at a time: at once it would need more room in the
+        write-ahead log than a full disk has. So after a crash, or an error, some of it may be gone already.
 
         Raises:
-            StorageError: nothing of it was applied.
+            StorageError: nothing else of it was applied.
         """
         statements = list(statements)
         self._found = None
+        self._forget_ahead(packs.cleared(statements))
         generation = self._generation
         changes = changes_of(statements)
         if changes:
@@ -365,6 +389,45 @@ class ChannelStore:
             self._synced = commits
         with suppress(StorageError):  # then the list is written anew before the next change
             self._list.note(commits, self._synced, generation)
+
+    def _forget_ahead(self, cleared: Iterable[tuple[int, int]]) -> None:
+        query = self._database.query
+        at_once = 0.0
+        for cursor, first in cleared:
+            after = (_BEFORE_ALL_NS, 0)
+            while True:
+                found = packs.find_cleared(query, cursor, first, after)
+                if found.is_rest and at_once + found.share <= 1.0:
+                    at_once += found.share
+                    break
+                self._database.run_transaction(found.forget(), False)
+                if found.is_rest:
+                    break
+                after = found.after
+
+    def give_back(self) -> bool:
+        """Give the disk back some of what the database needs no more; whether there is more to be given back. Blocks.
+
+        Most of what was taken is kept for what comes next, unless it is much, or the disk is short of room.
+
+        Raises:
+            StorageError: it cannot be written or read now; nothing is lost.
+        """
+        unused = self._database.unused_bytes()
+        if unused < _UNUSED_MIN_BYTES:
+            self._is_giving_back = False
+            return False
+        size = self._database.size_bytes()
+        if unused < (size // 8 if self._is_giving_back else max(size // 2, _UNUSED_BYTES)):
+            try:
+                is_short = self._files.free_bytes() < _SHORT_BYTES
+            except OSError:
+                is_short = False
+            if not is_short:
+                self._is_giving_back = False
+                return False
+        self._is_giving_back = self._database.give_back(min(unused, _GIVEN_BACK_BYTES))
+        return self._is_giving_back
 
     def _run_synced(self, statements: list[Statement]) -> None:
         """Run a transaction, and sync the list meanwhile: whoever waits for a new channel waits for both at once."""
@@ -521,7 +584,7 @@ def put_logs(logs: Iterable[tuple[str, int, StoredLog]]) -> Statement:
 
 def delete_cursor(identity: int) -> list[Statement]:
     """Remove a cursor and everything set aside for it."""
-    return [("DELETE FROM aside_pack WHERE cursor = ?", ((identity,),)), CURSOR.delete((identity,))]
+    return [*packs.clear_all(identity), CURSOR.delete((identity,))]
 
 
 def move_packs(identity: int, to: int) -> Statement:

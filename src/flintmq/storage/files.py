@@ -27,12 +27,14 @@ from typing import Any, Protocol
 
 from flintmq.errors import DamagedDatabase, DataPathLocked, PermissionMissing, StorageError
 from flintmq.limits import DISK_RESERVE_BYTES, SYNC_THREADS
-from flintmq.storage.rows import row_crc
+from flintmq.storage.rows import Query, row_crc
 
 Errors = list[OSError | None]  # of several calls, in their order
 RESERVE_NAME = "room-to-start"
 """A file that is deleted for a start on a full disk."""
 _RESERVE_BYTES = 1024 * 1024
+_WAL_KEPT_BYTES = 8 * 1024 * 1024  # of a write-ahead log that a large transaction has made longer
+_STEP_PAGES = 256  # given back in one transaction, which may have to move as many
 _SQLITE_PATH_BYTES_MAX = 504  # 512 with the end of its name and that of a journal
 _MAKE_TRIES = 3
 _GOES_ON = "all goes on in the directory of the start; the path has to lead there again before the next start"
@@ -126,6 +128,43 @@ class Database(Protocol):
 
         Raises:
             StorageError: it cannot be had now.
+        """
+        ...
+
+    def size_bytes(self) -> int:
+        """Bytes of the file, once all of the write-ahead log is in it.
+
+        Raises:
+            DamagedDatabase, StorageError: as :meth:`query`.
+        """
+        ...
+
+    def unused_bytes(self) -> int:
+        """Bytes of the file in which nothing is kept; what is written next goes there first.
+
+        Raises:
+            DamagedDatabase, StorageError: as :meth:`query`.
+        """
+        ...
+
+    def give_back(self, wanted_bytes: int) -> bool:
+        """Make the file shorter, by what nothing is kept in; whether it became so. Blocks for two syncs.
+
+        It does not while somebody reads an older state, which keeps what is written meanwhile in the write-ahead log.
+
+        Args:
+            wanted_bytes: by how much, at most; as many may have to be moved, and are written again.
+
+        Raises:
+            DamagedDatabase, StorageError: as :meth:`query`; nothing that is kept in it has changed.
+        """
+        ...
+
+    def make_shrinkable(self) -> None:
+        """Let :meth:`give_back` work for a file that was made by a release that had none. Blocks for a copy of it.
+
+        Raises:
+            DamagedDatabase, StorageError: as :meth:`query`; it is as it was.
         """
         ...
 
@@ -314,6 +353,9 @@ _AROUND = (
 )  # fmt: skip
 
 
+_NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+
+
 def database_error(path: str, error: sqlite3.Error) -> StorageError:
     """Say what an error of SQLite means: that the file is damaged, or that it cannot be used now."""
     code = getattr(error, "sqlite_errorcode", 0)
@@ -334,6 +376,23 @@ def salvaged_rows(connection: sqlite3.Connection, sql: str) -> list[tuple[Any, .
     with contextlib.suppress(sqlite3.Error):
         rows.extend(connection.execute(sql))  # what came before an error stays
     return rows
+
+
+def bytes_of(query: Query, pages: str) -> int:
+    """Bytes of the pages that a PRAGMA counts."""
+    (((count,),), ((size,),)) = query(f"PRAGMA {pages}", ()), query("PRAGMA page_size", ())
+    return int(count * size)
+
+
+def shrink(connection: sqlite3.Connection, wanted_bytes: int) -> bool:
+    """Make a database shorter by so much at most; whether it became so."""
+    ((before,),), ((size,),) = connection.execute("PRAGMA page_count"), connection.execute("PRAGMA page_size")
+    left = wanted_bytes // size
+    while left > 0:
+        # it is one step for each page, of which execute takes only the first
+        connection.executescript(f"PRAGMA incremental_vacuum({min(_STEP_PAGES, left)})")
+        left -= _STEP_PAGES
+    return bool(connection.execute("PRAGMA page_count").fetchone()[0] < before)
 
 
 def _text(data: bytes) -> str:
@@ -359,8 +418,12 @@ class SqliteDatabase:
             raise self._failure(error) from error
         try:
             prepare_connection(self._connection)
+            self._connection.execute("PRAGMA auto_vacuum=INCREMENTAL")  # of a new file, before anything is in it
             self._connection.execute("PRAGMA journal_mode=WAL")
             self._connection.execute("PRAGMA synchronous=FULL")
+            # some builds overwrite what is deleted with zeros: as much room as it had, which a full disk has not
+            self._connection.execute("PRAGMA secure_delete=OFF")
+            self._connection.execute(f"PRAGMA journal_size_limit={_WAL_KEPT_BYTES}")
         except sqlite3.Error as error:
             self._connection.close()
             raise self._failure(error) from error
@@ -405,6 +468,46 @@ class SqliteDatabase:
         except sqlite3.Error as error:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
+            failure = self._failure(error)
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _NO_ROOM:
+                self._cut_wal()
+            raise failure from error
+
+    def _cut_wal(self) -> None:
+        """Give back what a transaction has taken of a full disk that did not come to its end."""
+        with contextlib.suppress(sqlite3.Error):
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def size_bytes(self) -> int:
+        return bytes_of(self.query, "page_count")
+
+    def unused_bytes(self) -> int:
+        return bytes_of(self.query, "freelist_count")
+
+    def give_back(self, wanted_bytes: int) -> bool:
+        try:
+            if not self._is_all_in_file():
+                return False
+            is_shorter = shrink(self._connection, wanted_bytes)
+            if is_shorter:
+                self._is_all_in_file()  # the file is cut with that
+        except sqlite3.Error as error:
+            raise self._failure(error) from error
+        return is_shorter
+
+    def _is_all_in_file(self) -> bool:
+        """Bring what the write-ahead log has into the file; whether nobody's older state is in the way."""
+        ((is_busy, written, copied),) = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        return not is_busy and written == copied
+
+    def make_shrinkable(self) -> None:
+        execute = self._connection.execute
+        try:
+            execute("PRAGMA temp_store=MEMORY")
+            execute("VACUUM")  # one transaction, which also makes it what auto_vacuum was set to
+            execute("PRAGMA temp_store=DEFAULT")
+            execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        except sqlite3.Error as error:
             raise self._failure(error) from error
 
     def snapshot(self) -> SqliteSnapshot:

@@ -48,6 +48,8 @@ from flintmq.storage.rows import Query, Statement, Table
 
 PACK_BYTES = 128 * 1024  # of frames in one pack, about
 SMALL_BYTES = 8 * 1024  # packs of less are read together
+CLEARED_BYTES = 8 * 1024 * 1024  # of packs, and
+CLEARED_COUNT = 1024  # packs forgotten in one transaction, about
 _READ_COUNT_MAX = 4096  # packs looked at by one read
 _LOOK_BYTES = 16 * 1024  # of a pack that is searched for one message
 _LOOK_COUNT = 64
@@ -100,6 +102,16 @@ _FIND_DUE = (
     f" ORDER BY due_ns, id LIMIT {_READ_COUNT_MAX})"
 )
 _NEXT_DUE = "SELECT due_ns FROM aside_pack WHERE cursor = ? AND (due_ns, id) > (?, ?) ORDER BY due_ns, id LIMIT 1"
+_CLEAR = "DELETE FROM aside_pack WHERE cursor = ? AND first >= ?"
+_UNCOUNT = (
+    "UPDATE cursor SET aside_count = -1, crc = row_crc('cursor', id, topic, partition, channel, -1, state)"
+    " WHERE id = ? AND aside_count <> -1"
+)
+_FIND_CLEARED = (
+    "SELECT group_concat(due_ns || ' ' || id || ' ' || size) FROM"
+    " (SELECT due_ns, id, size FROM aside_pack WHERE cursor = ? AND first >= ? AND (due_ns, id) > (?, ?)"
+    f" ORDER BY due_ns, id LIMIT {CLEARED_COUNT})"
+)
 _IS_TOUCHED = "(cut <= last OR EXISTS (SELECT 1 FROM aside_done WHERE pack = aside_pack.id))"
 
 
@@ -477,12 +489,66 @@ def delete_packs(numbers: Iterable[int]) -> Statement:
 def clear_packs(cursor: int, first: int) -> list[Statement]:
     """Forget everything set aside for a cursor, from a sequence on."""
     return [
-        ("DELETE FROM aside_pack WHERE cursor = ? AND first >= ?", ((cursor, first),)),
+        (_CLEAR, ((cursor, first),)),
         (
             f"UPDATE aside_pack SET cut = ?, crc = {_crc_with(cut='?')} WHERE cursor = ? AND cut > ?",
             ((first, first, cursor, first),),
         ),
     ]
+
+
+def clear_all(cursor: int) -> list[Statement]:
+    """Forget everything set aside for a cursor."""
+    return [(_CLEAR, ((cursor, 0),))]
+
+
+def cleared(statements: Iterable[Statement]) -> list[tuple[int, int]]:
+    """Find the cursors for which statements forget packs, and from which sequence on."""
+    return [(row[0], row[1]) for sql, rows in statements if sql == _CLEAR for row in rows]
+
+
+@dataclass(slots=True)
+class Cleared:
+    """Some of what is set aside for a cursor from a sequence on.
+
+    Attributes:
+        after: ``(due_ns, number)`` of the last.
+        share: of what may be forgotten in one transaction, about; 1.0 is all of it.
+        is_rest: whether there is nothing behind them.
+    """
+
+    cursor: int
+    numbers: list[int]
+    after: tuple[int, int]
+    share: float
+    is_rest: bool
+
+    def forget(self) -> list[Statement]:
+        """Forget these, before the transaction that forgets all: a start must not miss them, should that not come."""
+        if not self.numbers:
+            return []
+        return [(_UNCOUNT, ((self.cursor,),)), delete_packs(self.numbers)]
+
+
+def find_cleared(query: Query, cursor: int, first: int, after: tuple[int, int]) -> Cleared:
+    """Find packs that :func:`clear_packs` would forget, as many as may be forgotten in one transaction.
+
+    Args:
+        after: ``(due_ns, number)`` of the last that was found before.
+    """
+    ((found,),) = query(_FIND_CLEARED, (cursor, first, *after))
+    lines = (found or "").split(",") if found else []
+    numbers: list[int] = []
+    size = 0
+    for line in lines:
+        if size >= CLEARED_BYTES:
+            break
+        due_ns, number, pack_size = map(int, line.split())
+        numbers.append(number)
+        size += pack_size
+        after = due_ns, number
+    share = max(size / CLEARED_BYTES, len(numbers) / CLEARED_COUNT)
+    return Cleared(cursor, numbers, after, share, len(numbers) == len(lines) < CLEARED_COUNT)
 
 
 def shift_packs(shift_ns: int, cursor: int | None = None) -> Statement:

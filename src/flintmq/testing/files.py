@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from flintmq.errors import DataPathLocked, StorageError
-from flintmq.storage import database_error, prepare_connection, salvaged_rows
+from flintmq.storage import bytes_of, database_error, prepare_connection, salvaged_rows, shrink
 
 Kind = Literal[
     "create", "write", "truncate", "sync", "rename", "remove", "remove_directory", "make_directory", "sync_directory",
@@ -462,6 +462,8 @@ class MemoryDatabase:
         self._node = node
         self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         prepare_connection(self._connection)
+        self._connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+        self._connection.execute("PRAGMA secure_delete=OFF")
         if node.content:
             self._connection.deserialize(node.content)
             try:
@@ -514,6 +516,22 @@ class MemoryDatabase:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
         self._node.commit(connection.serialize(), sync)
+
+    def size_bytes(self) -> int:
+        return bytes_of(self.query, "page_count")
+
+    def unused_bytes(self) -> int:
+        return bytes_of(self.query, "freelist_count")
+
+    def give_back(self, wanted_bytes: int) -> bool:
+        with self._files._alive()._lock:
+            is_shorter = shrink(self._connection, wanted_bytes)
+            if is_shorter:
+                self._node.commit(self._connection.serialize(), False)
+        return is_shorter
+
+    def make_shrinkable(self) -> None:
+        """Nothing was made by a release that needs it."""
 
     def snapshot(self) -> MemorySnapshot:
         with self._files._alive()._lock:

@@ -16,6 +16,7 @@ from flintmq.topic_meta import TopicMeta
 
 FAR_NS = 4 * 10**18
 DATABASE, WAL, LIST = "channels.db", "channels.db-wal", "channels.list"
+SQLITE_PAGE_BYTES = 4096
 FLIPS = 24  # of each file and seed
 
 
@@ -247,6 +248,8 @@ def test_a_file_that_was_cut(damaged, state, name):
         path = copy(state)
         whole = os.path.getsize(path / name)
         cut_to = random_source.randrange(whole) if size is None else min(size, whole - 1)
+        if name == DATABASE:  # the last page is of an index without rows: a part of it may be cut that has nothing
+            cut_to = min(cut_to, whole - SQLITE_PAGE_BYTES)
         os.truncate(path / name, cut_to)
         try:
             check(path, expected, must_tell=True)

@@ -1,5 +1,6 @@
 """Packs of messages set aside: what is grouped, stored, read back and found, in a real database in memory."""
 
+import sqlite3
 from itertools import count, islice, pairwise
 from typing import Any
 
@@ -371,3 +372,109 @@ def test_from_where_on_a_topic_has_headers(tmp_path):
     stored = ChannelStore(files).load()
     assert stored.metas == {"old": (META, [0]), "t": (headed, [0, 2]), "plain": (TopicMeta(extend_support=True), [0])}
     assert stored.headers_from == {("t", 0): 7, ("t", 2): 1, ("plain", 0): 9}
+
+
+def aside_of(store, cursor):
+    """Put twenty packs, and say of the channel's progress that they are there."""
+    new = [NewPack(20 * cursor + n, [piece(n, 1 + n, [20])]) for n in range(20)]
+    channel = channel_store.StoredChannel(cursor)
+    progress = channel_store.put_cursor(cursor, "t", 0, f"c{cursor}", channel_store.CursorRow(30), b"", 20)
+    store.run_transaction(
+        [channel_store.put_channel("t", 0, f"c{cursor}", channel), progress, *put_packs(cursor, new, 0)], True
+    )
+
+
+@pytest.mark.parametrize("failing", [1, 2, 4])
+@pytest.mark.parametrize("forget", [lambda: clear_packs(1, 0), lambda: channel_store.delete_cursor(1)])
+def test_much_is_forgotten_a_little_at_a_time_and_an_end_in_between_is_no_damage(monkeypatch, forget, failing):
+    monkeypatch.setattr(packs, "CLEARED_BYTES", 150)
+    disk = MemoryDisk()
+    store = ChannelStore(disk.attach())
+    store.run_transaction([channel_store.put_topic("t", False)], True)
+    for cursor in (1, 2):
+        aside_of(store, cursor)
+    disk.fail("commit", nth=failing)
+    with pytest.raises(StorageError):
+        store.run_transaction(forget(), True)
+    disk.release()
+    store = ChannelStore(disk.attach())
+    stored = store.load()
+    left, other = (next(each for each in stored.cursors if each.id == cursor) for cursor in (1, 2))
+    assert (left.spilled_count, left.is_lost) == (store.spilled_count(1), False)
+    assert left.spilled_count == 20 if failing == 1 else 0 < left.spilled_count < 20
+    assert left.spilled_missing == other.spilled_missing == 0 and other.spilled_count == 20
+    assert store.take_damages() == []
+
+    store.run_transaction(forget(), True)
+    assert (store.spilled_count(1), store.spilled_count(2)) == (0, 20)
+    store.close()
+
+
+def test_of_many_channels_that_go_at_once_the_packs_go_before(monkeypatch, store):
+    monkeypatch.setattr(packs, "CLEARED_BYTES", 2500)
+    for cursor in range(1, 9):
+        aside_of(store, cursor)
+    sizes = []
+    run = store._database.run_transaction
+
+    def noting(statements, sync):
+        before = query_of(store)("SELECT COUNT(*) FROM aside_pack")[0][0]
+        run(statements, sync)
+        sizes.append(before - query_of(store)("SELECT COUNT(*) FROM aside_pack")[0][0])
+
+    store._database.run_transaction = noting
+    store.run_transaction([each for cursor in range(1, 9) for each in channel_store.delete_cursor(cursor)], False)
+    assert sum(sizes) == 160 and max(sizes) < 100
+
+
+def test_some_of_what_is_set_aside_is_forgotten_from_a_sequence_on_a_little_at_a_time(monkeypatch, store):
+    monkeypatch.setattr(packs, "CLEARED_BYTES", 150)
+    aside_of(store, 1)
+    store.run_transaction(clear_packs(1, 5), False)
+    assert query_of(store)("SELECT first FROM aside_pack ORDER BY first") == [(1,), (2,), (3,), (4,)]
+
+
+@pytest.fixture
+def large(tmp_path):
+    """A real database of 12 MiB of packs; and what its files have."""
+    files = OsFiles(str(tmp_path))
+    store = ChannelStore(files)
+    body = bytes(100_000)
+    for start in range(0, 120, 20):
+        new = [NewPack(n, [Piece(n, n, 1, 0, len(body), body)]) for n in range(start + 1, start + 21)]
+        store.run_transaction(put_packs(1, new, 0), False)
+    yield store, lambda suffix="": (tmp_path / f"channels.db{suffix}").stat().st_size
+    store.close()
+    files.close()
+
+
+def test_what_is_forgotten_takes_no_room_and_is_given_back_when_it_is_much_or_the_disk_is_full(monkeypatch, large):
+    store, size = large
+    wal = size("-wal")
+    store.run_transaction(clear_packs(1, 0), False)
+    assert size("-wal") <= wal + 1_000_000
+    assert not store.give_back() and store._database.size_bytes() > 11_000_000, "it is kept for what comes next"
+    snapshot = store._database.snapshot()
+    monkeypatch.setattr(store._files, "free_bytes", lambda: 0)
+    store.run_transaction([channel_store.put_topic("t", False)], False)
+    assert not store.give_back(), "somebody reads an older state"
+    snapshot.close()
+    while store.give_back():
+        pass
+    assert size() < 2_000_000 and size("-wal") <= wal + 1_000_000
+
+
+def test_a_database_that_could_not_become_shorter_is_made_anew_at_a_start(tmp_path):
+    files = OsFiles(str(tmp_path))
+    ChannelStore(files).close()
+    old = sqlite3.connect(tmp_path / "channels.db", isolation_level=None)
+    old.execute("PRAGMA journal_mode=DELETE")
+    old.execute("PRAGMA auto_vacuum=NONE")
+    old.execute("VACUUM")
+    assert old.execute("PRAGMA auto_vacuum").fetchone() == (0,)
+    old.close()
+    store = ChannelStore(files)
+    assert query_of(store)("PRAGMA auto_vacuum") == [(2,)]
+    assert store.take_damages() == []
+    store.close()
+    files.close()
