@@ -136,7 +136,7 @@ class Flush:
         for question in self.questions:
             question.ask(store)
         with suppress(StorageError):  # what was written is, and the next flush tries this again
-            self.has_room_left = store.give_back()
+            self.has_room_left = store.give_back(is_busy=bool(self.due))
         return answers
 
 

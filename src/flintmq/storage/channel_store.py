@@ -405,10 +405,13 @@ class ChannelStore:
                     break
                 after = found.after
 
-    def give_back(self) -> bool:
+    def give_back(self, is_busy: bool = False) -> bool:
         """Give the disk back some of what the database needs no more; whether there is more to be given back. Blocks.
 
         Most of what was taken is kept for what comes next, unless it is much, or the disk is short of room.
+
+        Args:
+            is_busy: whether messages come due that are to be read: they wait for a sync only where the disk is short.
 
         Raises:
             StorageError: it cannot be written or read now; nothing is lost.
@@ -418,14 +421,14 @@ class ChannelStore:
             self._is_giving_back = False
             return False
         size = self._database.size_bytes()
-        if unused < (size // 8 if self._is_giving_back else max(size // 2, _UNUSED_BYTES)):
+        if is_busy or unused < (size // 8 if self._is_giving_back else max(size // 2, _UNUSED_BYTES)):
             try:
                 is_short = self._files.free_bytes() < _SHORT_BYTES
             except OSError:
                 is_short = False
             if not is_short:
-                self._is_giving_back = False
-                return False
+                self._is_giving_back &= is_busy
+                return self._is_giving_back
         self._is_giving_back = self._database.give_back(min(unused, _GIVEN_BACK_BYTES))
         return self._is_giving_back
 
