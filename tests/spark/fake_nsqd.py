@@ -89,6 +89,7 @@ class FakeNsqd:
         self.failures: dict[str, list[str]] = {}
         self.connection_count = 0
         self.tells_max_timestamp = True
+        self.hangs = threading.Event()
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
@@ -112,7 +113,11 @@ class FakeNsqd:
         return log
 
     def fail(self, command: str, *how: str) -> None:
-        """Make the next answers to a command go wrong: ``cut``, ``close``, ``flip``, ``heartbeat`` or an error text."""
+        """Make the next answers to a command go wrong: ``cut``, ``close``, ``flip``, ``heartbeat``, ``hang``
+        or an error text.
+
+        One that hangs has sent half an answer, and sets ``hangs``.
+        """
         self.failures.setdefault(command, []).extend(how)
 
     def count(self, command: str) -> int:
@@ -187,6 +192,12 @@ class FakeNsqd:
         elif how == "cut":
             connection.sendall(answer[: len(answer) // 2])
             shut(connection)
+            return
+        elif how == "hang":
+            connection.sendall(answer[: len(answer) // 2])
+            self.hangs.set()
+            while connection.recv(1 << 16):
+                pass
             return
         connection.sendall(answer)
 

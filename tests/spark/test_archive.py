@@ -30,7 +30,7 @@ from flintmq.pipeline.archive import KINDS, Archived, LogGone, archive
 from flintmq.pipeline.file_sinks import SinkError
 from flintmq.pipeline.files import ArchiveError, FileName
 from flintmq.pipeline.runner import StoppedEarly
-from flintmq.spark import retry
+from flintmq.spark import retry, stopping
 from flintmq.spark.broker import POOL
 from flintmq.spark.errors import DataLost
 from flintmq.spark.offsets import PartitionKey
@@ -591,6 +591,70 @@ def test_stopped_while_a_topic_is_waited_for(fake, tmp_path, capsys, monkeypatch
     stop = threading.Event()
     with pytest.raises(StoppedEarly):
         archive(tmp_path / "files", stop=stop, wait_for_topic_s=3600, nsqd=fake.address, topics="late,later")
+
+
+@pytest.mark.parametrize("command", ["OFFSETS", "FETCH", "CURSOR"])
+def test_an_nsqd_that_stands_still_is_left_when_it_is_to_stop(fake, tmp_path, monkeypatch, command):
+    """Half an answer has come, and nothing more: what was read before is in files, and nobody tries again."""
+    monkeypatch.setattr(stopping, "PATIENCE_S", 0.0)
+    fake.topic("t", numbered(0, 5000), batch=100)
+    stop = threading.Event()
+    given = {"nsqd": fake.address, "topic": "t", "channel": "archive", "fetchTimeout": "1h", "retries": "100"}
+    given |= {"batchRows": "100", "fetchMaxBytes": "4KiB"}
+
+    def look(done: Archived) -> None:
+        if command not in fake.failures:  # the first round is over, or a part of it
+            fake.topic("t", numbered(5000, 5100))
+            fake.fail(command, *["hang"] * 9)
+
+    def end() -> None:
+        fake.hangs.wait()
+        stop.set()
+
+    ending = threading.Thread(target=end, daemon=True)
+    ending.start()
+    done = archive(tmp_path, follow=True, interval_s=0.001, on_progress=look, stop=stop, **given)
+    ending.join()
+    assert fake.failures[command] == ["hang"] * 8
+    assert 0 < done.rows == len(rows(tmp_path)) <= (4900 if command == "FETCH" else 5100)
+    del fake.failures[command]
+    archive(tmp_path, **given)
+    assert [body for _, _, body in rows(tmp_path)] == [b"%d" % n for n in range(5100)]
+
+
+def test_an_nsqd_that_stands_still_before_a_job_has_begun(fake, tmp_path, capsys, monkeypatch):
+    """Told to stop, each job says that it has begun nothing, before Spark is started."""
+    monkeypatch.setattr(stopping, "PATIENCE_S", 0.0)
+    fake.topic("t", numbered(0, 10))
+    plan = tmp_path / "plan.toml"
+    plan.write_text(
+        f'name = "p"\ncheckpoint = "{tmp_path}/c"\n[[source]]\nname = "s"\nformat = "nsq"\n'
+        f'options = {{ nsqd = "{fake.address}", topic = "t", fetchTimeout = "1h" }}\n'
+        f'[[sink]]\nname = "k"\nfrom = "s"\nformat = "parquet"\noptions = {{ path = "{tmp_path}/sink" }}\n'
+    )
+    given = [f"--nsqd={fake.address}", "--topic=t", "--source-option=fetchTimeout=1h"]
+    for answers, job in (
+        (0, ["archive", f"--to={tmp_path}/files", *given]),
+        (0, ["mirror", "--prefix=copy-", f"--checkpoint={tmp_path}/c", *given]),
+        (0, ["tail", *given]),
+        (1, ["tail", *given]),
+        (0, ["check", str(plan)]),
+        (1, ["check", str(plan)]),
+    ):
+        fake.hangs.clear()
+        fake.fail("OFFSETS", *["well"] * answers, "hang")
+
+        def end() -> None:
+            fake.hangs.wait()
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+        ending = threading.Thread(target=end, daemon=True)
+        ending.start()
+        assert cli.main(["pipeline", *job]) == 0, job
+        ending.join()
+        said = f"stopped while it waited for nsqd {fake.address}; nothing was begun"
+        assert capsys.readouterr().err == f"flintmq pipeline {job[0]}: {said}\n"
+        assert list(tmp_path.iterdir()) == [plan], f"left behind by {job}"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -19,6 +19,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -44,6 +45,7 @@ from flintmq.spark.plan import FetchRange
 from flintmq.spark.retry import Retries
 from flintmq.spark.schema import arrow_schema
 from flintmq.spark.start import StartingPoints
+from flintmq.spark.stopping import Stopped, Stopping
 from flintmq.spark.survey import Survey, Surveyor
 
 COLUMNS = "topic,partition,log_id,offset,timestamp,trace_id,body"
@@ -209,8 +211,9 @@ def archive(
     try:
         if is_new:  # so that nothing is left of an archive that is not begun
             await_topics(options, wait_for_topic_s, stop)
-        with _files(place, format, columns, table, catalog) as files:
-            job = _Job(replace(parsed, columns=columns), files, rows_per_file, done, on_progress, stop, follow)
+        with Stopping(stop) as stopping, _files(place, format, columns, table, catalog) as files:
+            how = replace(parsed, columns=columns)
+            job = _Job(how, files, rows_per_file, done, on_progress, stop, stopping, follow)
             if not is_new:
                 await_topics(options, wait_for_topic_s, stop, known=job.topics)
             while job.run_round() and follow and not job.stop.wait(interval_s):
@@ -245,16 +248,18 @@ class _Job:
         done: Archived,
         on_progress: Callable[[Archived], None] | None,
         stop: threading.Event,
+        stopping: Stopping,
         is_following: bool,
     ) -> None:
         self.stop = stop
+        self._stopping = stopping
         self._is_following = is_following
         self._options = options
         self._files = files
         self._rows_per_file = rows_per_file
         self._done = done
         self._on_progress = on_progress
-        self._surveyor = Surveyor(options)
+        self._surveyor = Surveyor(options, sleep=stopping.pause, pool=stopping.pool)
         self._let_go = files.remembered()
         self._positions = files.positions()
         read = [key for key in self._positions if options.reads(key.topic, key.partition)]
@@ -275,10 +280,14 @@ class _Job:
         Raises:
             FlintError: something is gone, or cannot be read or written; what else there was is archived.
         """
-        survey = self._surveyor.look(timestamp_ns=self._options.starting_timestamp, is_waiting=True)
-        self._files.begin()
-        gone = self._find_gone(survey)
-        self._enter(survey)
+        try:
+            survey = self._surveyor.look(timestamp_ns=self._options.starting_timestamp, is_waiting=True)
+            self._files.begin()
+            gone = self._find_gone(survey)
+            self._enter(survey)
+        except Stopped as stopped:
+            log.warning("%s; what was read before is in files", stopped)
+            return False
         self._done.batch += 1
         self._done.lag = sum(max(0, entry.end - self._positions[key]) for key, entry in survey.logs.items())
         try:
@@ -427,20 +436,21 @@ class _Job:
         return self._positions[key]
 
     def _archive(self, wanted: FetchRange) -> None:
-        writing = LogFiles(self._files, wanted.key, wanted.start, self._rows_per_file)
+        stopping, writing = self._stopping, LogFiles(self._files, wanted.key, wanted.start, self._rows_per_file)
         is_whole = False
         try:
-            for batch in RangeReader(wanted, self._options).record_batches():
-                finished = list(writing.write(batch))
-                with self._lock:
-                    self._named(wanted.key, finished)
-                    self._done.rows += batch.num_rows
-                    self._done.lag = max(0, self._done.lag - batch.num_rows)
-                    self._tell()
-                if self._must_end():
-                    break
-            else:
-                is_whole = True
+            with suppress(Stopped):  # what came whole before goes into a file
+                for batch in RangeReader(wanted, self._options, stopping.pool, stopping.pause).record_batches():
+                    finished = list(writing.write(batch))
+                    with self._lock:
+                        self._named(wanted.key, finished)
+                        self._done.rows += batch.num_rows
+                        self._done.lag = max(0, self._done.lag - batch.num_rows)
+                        self._tell()
+                    if self._must_end():
+                        break
+                else:
+                    is_whole = True
             finished = list(writing.finish(wanted.end if is_whole else 0))
             with self._lock:
                 self._named(wanted.key, finished)

@@ -47,6 +47,7 @@ from flintmq.pipeline.plan_file import (
 from flintmq.pipeline.runner import (
     JobFailed,
     Runner,
+    awaiting,
     check_streaming,
     one_line,
     reason,
@@ -89,6 +90,7 @@ _RELATIONS = {"StreamingRelationV2": "extraOptions", "DataSourceV2Relation": "op
 _VARIABLE = "${"  # how one begins in SQL; one that is not set is nothing
 _FILES = "org.apache.spark.sql.execution.datasources.v2.FileDataSourceV2"
 _WHAT, _HOW = "What to run", "How"
+_NEVER = threading.Event()  # of who is not told to stop
 
 log = logging.getLogger("flintmq.pipeline")
 
@@ -192,7 +194,7 @@ def _run_plan(plan: Plan, runner: Runner, wait_for_topic_s: float, master: str =
     _await_topics(plan, runner, wait_for_topic_s)
     with ExitStack() as around:
         spark = around.enter_context(runner.session(plan.name, session, done))
-        builds = _checked(plan, spark)
+        builds = _checked(plan, spark, runner.stop)
         streams = [build for build in builds if build.is_stream]
         if streams and (checkpoint := streams[0].checkpoint) is not None:
             around.enter_context(checkpoint_held(checkpoint))
@@ -236,6 +238,7 @@ class _Build:
 
     Args:
         rows: read so many of each source, all at once; 0: as the file says.
+        stop: set when nobody is to be waited for any more.
 
     Attributes:
         frame: what the sink gets.
@@ -246,11 +249,14 @@ class _Build:
         PlanError: Spark refuses a source, a step, a rule or the name of the checkpoint.
     """
 
-    def __init__(self, plan: Plan, spark: SparkSession, sink: Sink, rows: int = 0) -> None:
+    def __init__(
+        self, plan: Plan, spark: SparkSession, sink: Sink, rows: int = 0, stop: threading.Event = _NEVER
+    ) -> None:
         self._plan = plan
         self._spark = spark
         self.sink = sink
         self._row_limit = rows
+        self._stop = stop
         self.directory = ""
         self.checkpoint: Path | None = None
         self.views: dict[str, DataFrame] = {}
@@ -271,7 +277,7 @@ class _Build:
             with self._told(source, "schema"):
                 _check_schema(spark, source)
             with self._told(source, "options"):
-                frame = _read(spark, source, self._row_limit)
+                frame = _read(spark, source, self._row_limit, self._stop)
             self._add(source.name, frame, is_stream)
         for step in plan.steps:
             with self._told(step, "sql" if step.sql else "python"):
@@ -574,7 +580,7 @@ def _told_at(plan: Plan, part: Part, key: str) -> Iterator[None]:
         raise plan.error(part, key, str(error)) from error
 
 
-def _read(spark: SparkSession, source: Source, rows: int) -> DataFrame:
+def _read(spark: SparkSession, source: Source, rows: int, stop: threading.Event) -> DataFrame:
     """Read a source.
 
     Args:
@@ -586,7 +592,7 @@ def _read(spark: SparkSession, source: Source, rows: int) -> DataFrame:
         options = {name: value for name, value in options.items() if name not in late}
     ends = ""
     if rows and source.format == "nsq" and not any(name.lower().startswith("ending") for name in options):
-        ends = _first(options, rows)
+        ends = _first(options, rows, stop)
         options |= {"endingOffsets": ends} if ends else {}
     reader: Any = spark.readStream if source.stream and not rows else spark.read
     reader = reader.format(source.format).options(**options)
@@ -652,7 +658,7 @@ def _check_schema(spark: SparkSession, source: Source) -> None:
             seen.add(plain)
 
 
-def _first(options: Mapping[str, str], rows: int) -> str:
+def _first(options: Mapping[str, str], rows: int, stop: threading.Event) -> str:
     """Return ``endingOffsets`` behind so many messages; empty where nsqd has no offsets, which the reader tells.
 
     A limit would do as well, but Spark then closes its connection to a worker that still writes, which says so on
@@ -662,7 +668,7 @@ def _first(options: Mapping[str, str], rows: int) -> str:
     if parsed.mode not in (AUTO, OFFSET):
         return ""
     try:
-        survey, starts = _starts(parsed)
+        survey, starts = _starts(parsed, stop)
     except NotByOffset:
         return ""
     ends: dict[PartitionKey, int] = {}
@@ -674,19 +680,21 @@ def _first(options: Mapping[str, str], rows: int) -> str:
     return json.dumps(to_json(ends))
 
 
-def _starts(options: SourceOptions) -> tuple[Survey, Offsets]:
+def _starts(options: SourceOptions, stop: threading.Event) -> tuple[Survey, Offsets]:
     """Return what there is, and where reading would start; ``cursor`` is not asked for, which would make the channel.
 
     Raises:
+        StoppedEarly: the job is to stop, and an nsqd was waited for.
         NotByOffset: nsqd has no offsets.
         OptionError: the options name a start that is not there.
         DataLost: what they name is gone.
     """
     start = EARLIEST if options.starting_offsets == CURSOR else options.starting_offsets
-    surveyor = Surveyor(options)
-    survey = surveyor.look(timestamp_ns=options.starting_timestamp, is_waiting=True)
-    check_channel(options, survey)
-    return survey, StartingPoints(replace(options, channel="", starting_offsets=start), surveyor).find(survey)
+    with awaiting(stop) as stopping:
+        surveyor = Surveyor(options, sleep=stopping.pause, pool=stopping.pool)
+        survey = surveyor.look(timestamp_ns=options.starting_timestamp, is_waiting=True)
+        check_channel(options, survey)
+        return survey, StartingPoints(replace(options, channel="", starting_offsets=start), surveyor).find(survey)
 
 
 def _function(plan: Plan, step: Step) -> Callable[[SparkSession, dict[str, DataFrame]], DataFrame]:
@@ -733,7 +741,7 @@ def _said_of(error: BaseException, file: str | None) -> str:
     return f"{place}: {type(error).__name__}{said}"
 
 
-def _checked(plan: Plan, spark: SparkSession) -> list[_Build]:
+def _checked(plan: Plan, spark: SparkSession, stop: threading.Event = _NEVER) -> list[_Build]:
     """Build what each sink gets, and see that it can be run.
 
     Raises:
@@ -742,7 +750,7 @@ def _checked(plan: Plan, spark: SparkSession) -> list[_Build]:
     """
     _check_channels(plan)
     _check_queries(plan, spark)
-    builds = [_Build(plan, spark, sink) for sink in plan.sinks]
+    builds = [_Build(plan, spark, sink, stop=stop) for sink in plan.sinks]
     readers: dict[str, list[_Build]] = {}
     for build in builds:
         build.check()
@@ -763,7 +771,7 @@ def _checked(plan: Plan, spark: SparkSession) -> list[_Build]:
             raise plan.error(source, "options", reason)
         with _told_of(plan, source):
             if source.stream:
-                _check_stream(options, any(build.begins for build in fed))
+                _check_stream(options, any(build.begins for build in fed), stop)
             else:
                 NsqReader(options).plan()
     return builds
@@ -901,7 +909,7 @@ def _own(options: SourceOptions) -> str:
     return "a channel and a spoolLocation of its own" if options.spool_location else "a channel of its own"
 
 
-def _check_stream(options: SourceOptions, begins: bool) -> None:
+def _check_stream(options: SourceOptions, begins: bool, stop: threading.Event) -> None:
     """See that a stream can be read as its options say.
 
     Args:
@@ -914,18 +922,18 @@ def _check_stream(options: SourceOptions, begins: bool) -> None:
     if not begins or options.mode not in (AUTO, OFFSET):
         return
     try:
-        _starts(options)
+        _starts(options, stop)
     except NotByOffset:
         if options.mode == OFFSET:
             raise
         options.check_spooled(SPOOL)
 
 
-def _shown(plan: Plan, spark: SparkSession, rows: int) -> Iterator[str]:
+def _shown(plan: Plan, spark: SparkSession, rows: int, stop: threading.Event = _NEVER) -> Iterator[str]:
     """Yield what each sink would get of some rows of each source."""
     _check_queries(plan, spark)
     for sink in plan.sinks:
-        yield from _Build(plan, spark, sink, rows).show()
+        yield from _Build(plan, spark, sink, rows, stop).show()
 
 
 def _check(plan: Plan, runner: Runner, master: str = "") -> Iterator[str]:
@@ -934,9 +942,9 @@ def _check(plan: Plan, runner: Runner, master: str = "") -> Iterator[str]:
     _await_topics(plan, runner)
     for source in plan.sources:
         if source.format == "nsq":
-            yield from _topics(plan, source)
+            yield from _topics(plan, source, runner.stop)
     with runner.session(plan.name, session) as spark:
-        for build in _checked(plan, spark):
+        for build in _checked(plan, spark, runner.stop):
             sink = build.sink
             columns = ", ".join(f"{name} {kind}" for name, kind in build.frame.dtypes)
             if build.is_stream:
@@ -980,10 +988,11 @@ def _await_topics(plan: Plan, runner: Runner, wait_s: float = 0, *, is_dry: bool
             raise NsqdError(error.code, str(plan.error(source, "options", error.detail))) from error
 
 
-def _topics(plan: Plan, source: Source) -> Iterator[str]:
+def _topics(plan: Plan, source: Source, stop: threading.Event) -> Iterator[str]:
     try:
         options = SourceOptions.parse(source.options)
-        survey = Surveyor(options).look(is_waiting=True)
+        with awaiting(stop) as stopping:
+            survey = Surveyor(options, sleep=stopping.pause, pool=stopping.pool).look(is_waiting=True)
     except OptionError as error:
         raise plan.error(source, "options", str(error)) from error
     except NotByOffset as error:
@@ -1038,7 +1047,7 @@ def _run_command(options: RunOptions, runner: Runner) -> None:
         session = _session_of(plan, options.master)
         _await_topics(plan, runner, options.wait_for_topic_ns / SECOND, is_dry=True)
         with runner.session(plan.name, session) as spark:
-            for line in _shown(plan, spark, options.rows):
+            for line in _shown(plan, spark, options.rows, runner.stop):
                 runner.say(line)
         return
     done = _run_plan(plan, runner, options.wait_for_topic_ns / SECOND, options.master)

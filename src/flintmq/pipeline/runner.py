@@ -32,6 +32,7 @@ from flintmq.errors import UNREADABLE_JSON, FlintError
 from flintmq.options import SECOND, read_command, version_line
 from flintmq.pipeline.options import JobOptions, SparkFlags, Work
 from flintmq.pipeline.signals import stopped_by_signals
+from flintmq.spark.stopping import Stopped, Stopping
 from flintmq.version import __version__
 
 if TYPE_CHECKING:
@@ -97,6 +98,20 @@ class StoppedEarly(FlintError):
 
     def __str__(self) -> str:
         return f"stopped {self.reason}; nothing was begun"
+
+
+@contextmanager
+def awaiting(stop: threading.Event) -> Iterator[Stopping]:
+    """Ask nsqds for a job that has begun nothing yet, in a ``with`` block: nobody is waited for when it is to stop.
+
+    Raises:
+        StoppedEarly: ``stop`` was set, and something was waited for.
+    """
+    try:
+        with Stopping(stop) as stopping:
+            yield stopping
+    except Stopped as error:
+        raise StoppedEarly(f"while it waited for {error.awaited}") from error
 
 
 class Runner:
@@ -549,6 +564,7 @@ __all__ = [
     "Runner",
     "Shown",
     "StoppedEarly",
+    "awaiting",
     "check_streaming",
     "one_line",
     "reason",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,7 +19,7 @@ from flintmq.options import SECOND, Duration, Integer, Switch, Text, option
 from flintmq.pipeline.arrow_rows import plain_rows, text_of
 from flintmq.pipeline.bodies import REASON, SchemaFlags, unused, with_columns
 from flintmq.pipeline.options import WHEN, SourceFlags, SparkFlags, Work
-from flintmq.pipeline.runner import Runner, run_command
+from flintmq.pipeline.runner import Runner, awaiting, run_command
 from flintmq.pipeline.streams import check_expressions
 from flintmq.pipeline.topics import await_topics
 from flintmq.spark.broker import NotByOffset
@@ -54,12 +55,13 @@ class TailOptions(SourceFlags, SchemaFlags, SparkFlags):
     interval_ns: int = option(Duration(0), SECOND, "with --follow: how often to look", group=WHEN)
 
 
-def _starts(source: dict[str, str], rows: int) -> str:
+def _starts(source: dict[str, str], rows: int, stop: threading.Event) -> str:
     """Return where each log has ``rows`` messages left, as startingOffsets."""
     parsed = SourceOptions.parse(source)
     parsed.check_by_offset(_BY_OFFSET)
     try:
-        survey = Surveyor(parsed).look(is_waiting=True)
+        with awaiting(stop) as stopping:
+            survey = Surveyor(parsed, sleep=stopping.pause, pool=stopping.pool).look(is_waiting=True)
     except NotByOffset as error:
         raise error.instead(_BY_OFFSET) from error
     starts: dict[str, Any] = {"_log": 2}
@@ -145,7 +147,7 @@ def tail(options: TailOptions, runner: Runner | None = None) -> Work:
     Raises:
         UsageError: options are missing, or are no SQL.
         JobFailed: Spark failed.
-        StoppedEarly: it was told to stop while a topic was waited for.
+        StoppedEarly: it was told to stop while a topic or an nsqd was waited for.
     """
     if options.bad_rows or options.bad_topic:
         raise UsageError("--bad-rows and --bad-topic are for other jobs: here column bad says what does not fit")
@@ -157,7 +159,7 @@ def tail(options: TailOptions, runner: Runner | None = None) -> Work:
     if any(name.lower().startswith("starting") for name in source):
         raise UsageError("--rows says where tail starts: leave out startingOffsets and startingTimestamp")
     await_topics(source, options.wait_for_topic_ns / SECOND, runner.stop)
-    source["startingOffsets"] = _starts(source, options.rows)
+    source["startingOffsets"] = _starts(source, options.rows, runner.stop)
     printer = _Printer(options, runner, work)
     with runner.session("flintmq-tail", options, work) as spark:
         if not options.follow:

@@ -19,12 +19,13 @@ from pathlib import Path
 
 from flintmq.errors import FlintError, NsqdError, UsageError
 from flintmq.names import listed
-from flintmq.pipeline.runner import StoppedEarly
+from flintmq.pipeline.runner import StoppedEarly, awaiting
 from flintmq.pipeline.streams import ROWS
-from flintmq.spark.broker import POOL, TOPIC_NOT_EXIST, NotByOffset
+from flintmq.spark.broker import POOL, TOPIC_NOT_EXIST, ConnectionPool, NotByOffset
 from flintmq.spark.discovery import all_nsqds, all_topics, nsqds_of_topic
 from flintmq.spark.offsets import LISTED_MAX
 from flintmq.spark.options import AUTO, OFFSET, SinkOptions, SourceOptions, split_address
+from flintmq.spark.stopping import Stopped, Stopping
 from flintmq.spark.survey import Surveyor
 
 LOOK_EVERY_S = 0.5
@@ -83,20 +84,21 @@ def await_topics(
 
     Raises:
         UsageError: a topic is published to as well.
-        StoppedEarly: ``stop`` was set before every topic was there.
+        StoppedEarly: ``stop`` was set before every topic was there, or while an nsqd was waited for.
         NsqdError: a topic is nowhere; it lists those that are, where an nsqlookupd tells.
         FlintError: nobody who could know answers.
     """
     options = SourceOptions.parse(given)
     check_targets(options, targets, asks=False)
-    if not checkpoint or not any((Path(checkpoint) / ROWS / "offsets").glob("[0-9]*")):
-        _await(options, set(options.named_topics) - set(known), wait_s, stop)
-    check_targets(options, targets)
+    with awaiting(stop) as stopping:
+        if not checkpoint or not any((Path(checkpoint) / ROWS / "offsets").glob("[0-9]*")):
+            _await(options, set(options.named_topics) - set(known), wait_s, stop, stopping)
+        check_targets(options, targets, pool=stopping.pool)
 
 
-def _await(options: SourceOptions, wanted: set[str], wait_s: float, stop: threading.Event) -> None:
+def _await(options: SourceOptions, wanted: set[str], wait_s: float, stop: threading.Event, stopping: Stopping) -> None:
     left_s = wait_s
-    while wanted and (missing := wanted - _there(options, wanted)):
+    while wanted and (missing := wanted - _there(options, wanted, stopping)):
         if left_s <= 0:
             raise _nowhere(options, min(missing), wait_s)
         if stop.wait(min(left_s, LOOK_EVERY_S)):
@@ -104,10 +106,10 @@ def _await(options: SourceOptions, wanted: set[str], wait_s: float, stop: thread
         left_s -= LOOK_EVERY_S
 
 
-def _there(options: SourceOptions, wanted: set[str]) -> set[str]:
+def _there(options: SourceOptions, wanted: set[str], stopping: Stopping) -> set[str]:
     if options.mode in (AUTO, OFFSET):
         try:
-            survey = Surveyor(options).look(is_waiting=True)
+            survey = Surveyor(options, sleep=stopping.pause, pool=stopping.pool).look(is_waiting=True)
             return {key.topic for logs in (survey.logs, survey.others, survey.unled) for key in logs}
         except NotByOffset:
             if options.mode == OFFSET:
@@ -132,22 +134,26 @@ def _nowhere(options: SourceOptions, topic: str, wait_s: float) -> NsqdError:
     return NsqdError(TOPIC_NOT_EXIST, text)
 
 
-def check_targets(options: SourceOptions, targets: Iterable[Target], *, asks: bool = True) -> None:
+def check_targets(
+    options: SourceOptions, targets: Iterable[Target], *, asks: bool = True, pool: ConnectionPool = POOL
+) -> None:
     """See that none of the topics that are read is published to.
 
     Args:
         options: what is read.
         asks: nsqds and nsqlookupds; else the addresses are compared as they are given, and no pattern is looked up.
+        pool: where connections come from.
 
     Raises:
         UsageError: one is.
         OptionError: options for writing are wrong.
+        Stopped: the pool was left.
     """
     for target in targets:
         sink = SinkOptions.parse(target.options)
         written = [sink.topic] if sink.topic else [target.prefix + topic for topic in _topics_read(options, asks)]
         for topic in written:
-            if _is_read(options, topic) and _is_shared(topic, options, sink, asks=asks):
+            if _is_read(options, topic) and _is_shared(topic, options, sink, asks=asks, pool=pool):
                 raise UsageError(f"topic {topic!r} is read, and would be published to: {target.instead}")
 
 
@@ -171,11 +177,18 @@ def _is_read(options: SourceOptions, topic: str) -> bool:
     return options.reads(topic, 0) if options.topic_pattern else topic in options.named_topics
 
 
-def _is_shared(topic: str, first: SourceOptions, second: SourceOptions | SinkOptions, *, asks: bool = True) -> bool:
+def _is_shared(
+    topic: str,
+    first: SourceOptions,
+    second: SourceOptions | SinkOptions,
+    *,
+    asks: bool = True,
+    pool: ConnectionPool = POOL,
+) -> bool:
     """Whether the places that two options name have, or may get, the same topic of this name.
 
     Args:
-        asks: as :func:`check_targets`.
+        asks, pool: as :func:`check_targets`.
     """
     if {*first.nsqd, *first.lookupd} & {*second.nsqd, *second.lookupd}:
         return True
@@ -184,7 +197,7 @@ def _is_shared(topic: str, first: SourceOptions, second: SourceOptions | SinkOpt
     here, there = (_nsqds(topic, options) for options in (first, second))
     if _resolved(here) & _resolved(there):
         return True
-    return bool(_logs(topic, first, here) & _logs(topic, second, there))
+    return bool(_logs(topic, first, here, pool) & _logs(topic, second, there, pool))
 
 
 def _nsqds(topic: str, options: SourceOptions | SinkOptions) -> Sequence[str]:
@@ -210,14 +223,18 @@ def _resolved(addresses: Iterable[str]) -> set[tuple[str, int]]:
     return found
 
 
-def _logs(topic: str, options: SourceOptions | SinkOptions, addresses: Iterable[str]) -> set[tuple[int, str]]:
+def _logs(
+    topic: str, options: SourceOptions | SinkOptions, addresses: Iterable[str], pool: ConnectionPool
+) -> set[tuple[int, str]]:
     """Return partition and id of the logs of a topic, as far as nsqds answer that have logs with ids."""
     found: set[tuple[int, str]] = set()
     timeout_s = options.fetch_timeout if isinstance(options, SourceOptions) else options.pub_timeout
     for address in addresses:
         try:
-            with POOL.lend(address, options.connect_timeout, timeout_s, options.link) as connection:
+            with pool.lend(address, options.connect_timeout, timeout_s, options.link) as connection:
                 (answer,) = connection.offsets([topic])
+        except Stopped:
+            raise
         except FlintError:
             continue
         found |= {(log.partition, log.log_id) for log in answer.logs}

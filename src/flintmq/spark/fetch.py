@@ -73,7 +73,7 @@ class RangeReader:
         """Finds the log again; made when it is not where it was planned, as few tasks need it."""
         # nsqlookupd is asked once for each of our own attempts
         only = replace(self._options, topic=self._wanted.topic, topics=(), topic_pattern="", retries=0)
-        return Surveyor(only, sleep=self._sleep)
+        return Surveyor(only, sleep=self._sleep, pool=self._pool)
 
     def record_batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the messages of the range in order.

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from flintmq.clock import Clock, SystemClock
 from flintmq.errors import DiscoveryError, FlintError, OptionError
-from flintmq.spark.broker import FAILURES, POOL, PartitionLog, TopicLogs, is_final
+from flintmq.spark.broker import FAILURES, POOL, ConnectionPool, PartitionLog, TopicLogs, is_final
 from flintmq.spark.discovery import (
     LookupRefused,
     TopicPlaces,
@@ -103,12 +103,22 @@ class _Asked:
 
 
 class Surveyor:
-    """Looks at all nsqds a query reads from."""
+    """Looks at all nsqds a query reads from.
+
+    Args:
+        sleep: how to pause between attempts; seconds.
+        pool: where connections come from; None: that of the process. With one, this is not to be pickled.
+    """
 
     def __init__(
-        self, options: SourceOptions, clock: Clock | None = None, sleep: Callable[[float], None] = time.sleep
+        self,
+        options: SourceOptions,
+        clock: Clock | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+        pool: ConnectionPool | None = None,
     ) -> None:
         self._options = options
+        self._own_pool = pool
         self._clock = clock or SystemClock()
         self._sleep = sleep
         self._absences: dict[str, _Absence] = {}
@@ -117,6 +127,10 @@ class Surveyor:
         self._discovered_ns: int | None = None
         self._compared: dict[tuple[str, str], str] = {}  # the connection over which the times were asked for
         self._lacks_some = False
+
+    @property
+    def _pool(self) -> ConnectionPool:
+        return POOL if self._own_pool is None else self._own_pool
 
     def look(
         self,
@@ -305,7 +319,7 @@ class Surveyor:
         options = self._options
         topics = sorted({key.topic for key in wanted})
         moved: dict[PartitionKey, int] = {}
-        with POOL.lend(address, options.connect_timeout, options.fetch_timeout, options.link) as connection:
+        with self._pool.lend(address, options.connect_timeout, options.fetch_timeout, options.link) as connection:
             # a number means nothing in another log: that of a topic that was created anew, or of another directory
             there = {
                 PartitionKey(topic, entry.partition, entry.log_id)
@@ -421,7 +435,7 @@ class Surveyor:
 
     def _offsets(self, address: str, topics: list[str], asked: _Asked) -> list[TopicLogs]:
         options = self._options
-        with POOL.lend(address, options.connect_timeout, options.fetch_timeout, options.link) as connection:
+        with self._pool.lend(address, options.connect_timeout, options.fetch_timeout, options.link) as connection:
             here = [topic for topic in topics if topic in asked.times]
             times = {each: asked.times[each] for each in here if self._compared.get((address, each)) != connection.name}
             found = connection.offsets(topics, asked.timestamp_ns, times)

@@ -46,8 +46,9 @@ class SilentOptions(ConnectionOptions):
 class Pipeline:
     """One connection.
 
-    Every method but :meth:`close` and :meth:`is_usable` raises ``ConnectionFailed`` when the connection breaks or a
-    wait is too long, ``NsqdError`` when nsqd answers an error, ``RemoteProtocolError`` when it answers nonsense.
+    Every method but :meth:`close`, :meth:`interrupt` and :meth:`is_usable` raises ``ConnectionFailed`` when the
+    connection breaks or a wait is too long, ``NsqdError`` when nsqd answers an error, ``RemoteProtocolError`` when it
+    answers nonsense.
 
     Args:
         timeout_s: until nsqd must have taken a request, or sent the rest of an answer.
@@ -73,6 +74,10 @@ class Pipeline:
     def close(self) -> None:
         """Close the connection; harmless when it is closed."""
         self._connection.close()
+
+    def interrupt(self) -> None:
+        """Have whoever waits for an answer fail at once; another thread than theirs may call this, and only this."""
+        self._stream.interrupt()
 
     def is_usable(self) -> bool:
         """Whether an idle connection still stands: nothing has arrived on it, not even its end."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 import select
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from flintmq.client.blocking.fork import watch
@@ -288,6 +289,11 @@ class Stream:
             except (StreamEnded, TlsFailed):
                 pass  # it was over already: there is nobody to say goodbye to
         self.abort()
+
+    def interrupt(self) -> None:
+        """Have whoever waits, in another thread, find that the connection is over; it is theirs to close."""
+        with suppress(OSError):  # it was over already
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def abort(self) -> None:
         """Close at once."""
