@@ -17,7 +17,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(2 * SPARK_PATIENCE_S)]
 
 DDL = (
     "id bigint, at struct<x: double, y: struct<z: int NOT NULL>>, price decimal(5,2), name string, day date, "
-    "time timestamp, tags array<struct<f: float, n: tinyint NOT NULL>>, more map<string, bigint>, free variant"
+    "time timestamp, tags array<struct<f: float, n: tinyint NOT NULL>>, more map<string, bigint>, free variant, "
+    "times map<string, array<timestamp>>, some struct<v: array<variant>, w: variant>"
 )
 FITS = [
     ' {"id": 1}\n',
@@ -25,9 +26,14 @@ FITS = [
     '{"at": {"x": 1, "y": null}, "price": 100, "name": "", "tags": [], "more": {}}',
     '{"at": {"x": 1.5e3}, "price": 1.50, "tags": [{"f": 1, "n": 127}, null, {"n": -1}], "free": [{"a > b": [1, "c"]}]}',
     '{"price": 999.99, "day": "2026-11-23", "time": "2026-11-23T12:00:00.5Z", "more": {"a: b, `c`": 1, "d": null}}',
+    '{"free": [1e308, -1.7976931348623157e308, 1e-400, 12345678901234567890.5e0, "1e999", "\\" 1e999", {"1e999": 0}]}',
+    f'{{"free": {"9" * 38}, "some": {{"v": [0.{"1" * 38}, -{"1" * 19}.{"5" * 19}], "w": "{"9" * 400}"}}}}',
+    f'{{"free": "1e999", "at": {{"x": 0.{"1" * 60}}}, "name": "12:00"}}',
+    '{"time": "2026-11-23", "times": {"a": ["2026-11-23T12:00", null], "b": null, "12:00": []}}',
     json.dumps({"more": {f"key {n}": n for n in range(5000)}}),
 ]
 TAGS = "array<struct<f:float,n:tinyint>>"
+BEYOND = "the body is no JSON object, or has a number of more than 1000 digits or nests 1000 deep, "
 DOES_NOT = {
     '{"id": 1}{"id": 2}': "the body is more than one JSON object: ",
     '{"id": 1} xyz': "the body is more than one JSON object: ",
@@ -65,6 +71,20 @@ DOES_NOT = {
     '{"name": {"a": 1}}': 'field name is no string: {"a":1}',
     '{"time": 5}': "field time is no timestamp: 5",
     '{"time": "soon"}': "field time is no timestamp: soon",
+    '{"time": "12:00"}': "field time is no timestamp: it has no date: 12:00",
+    '{"time": "T05:06:07Z"}': "field time is no timestamp: it has no date: T05:06:07Z",
+    '{"times": {"a": ["2026-11-23", "1:02"]}}': "field times is no map<string,array<timestamp>>: a tim",
+    '{"free": 1e999}': "field free is no variant: it cannot hold the number 1e999",
+    '{"free": {"a": [1, {"b": -1E+999}]}}': "field free is no variant: it cannot hold the number -1E+999",
+    f'{{"free": [{"9" * 400}]}}': f"field free is no variant: it cannot hold the number {'9' * 80}",
+    f'{{"free": -{"1" * 39}}}': f"field free is no variant: it cannot hold the number -{'1' * 39}",
+    f'{{"free": {"1" * 38}.0}}': f"field free is no variant: it cannot hold the number {'1' * 38}.0",
+    f'{{"free": 0.{"1" * 39}}}': f"field free is no variant: it cannot hold the number 0.{'1' * 39}",
+    '{"some": {"v": ["1e998", 1e999]}}': "field some.v[] is no variant: it cannot hold the number 1e999",
+    '{"some": {"w": 1e999}}': "field some.w is no variant: it cannot hold the number 1e999",
+    f'{{"price": 0.{"0" * 1200}}}': f"{BEYOND}{{",
+    f'{{"id": {"9" * 5000}}}': f"{BEYOND}{{",
+    f'{{"free": {"[" * 5000}{"]" * 5000}}}': f"{BEYOND}{{",
     '{"day": "2026-13-01"}': "field day is no date: 2026-13-01",
     '{"day": "2026-11-23T12:00:00Z"}': "field day is no date: 2026-11-23T12:00:00Z",
     '{"day": "5"}': "field day is no date: 5",
@@ -83,7 +103,7 @@ def frame_of(spark: Any, bodies: list[str]) -> Any:
 
 
 def test_a_body_fits_wholly_or_not_at_all(spark: Any):
-    found = with_columns(frame_of(spark, [*FITS, *DOES_NOT]), DDL).drop("free", "data").collect()
+    found = with_columns(frame_of(spark, [*FITS, *DOES_NOT]), DDL).drop("free", "some", "data").collect()
     said = {row.body.decode(): row["_reason"] for row in found}
     assert {body: said[body] for body in FITS} == dict.fromkeys(FITS)
     wrong = {body: said[body] for body, start in DOES_NOT.items() if not (said[body] or "").startswith(start)}

@@ -11,6 +11,7 @@ schema is looked for as a regular expression.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,8 +32,21 @@ PLACE = ("topic", "partition", "log_id", "offset", "timestamp")
 DATA = "data"
 ANY_DEPTH = 32
 SHOWN = 80
+DIGITS_MAX = 1000
+DEPTH_MAX = 1000
+"""Limits of the JSON that Spark reads: of the digits of a number, and of nesting."""
+
+_STRING = r'"(?:[^"\\]++|\\.)*+"'
+_NUMBER = r"-?\d++(?:\.\d++)?+(?:[eE][+-]?\d++)?+"
+_TOO_LONG = r"^-?(?:[1-9](?:\.?\d){38,}+|\d++\.\d{39,}+)$"  # for a decimal, of which a VARIANT makes a double
+_MAYBE_DOUBLE = r"\b(?:DOUBLE|VARIANT)\b"  # VARIANT: an array's whose values differ in type
+_DATELESS = r"^\s*T?\d{1,2}:"  # Spark would take the day on which it reads
 _KEY = "(?:[A-Za-z0-9_]++|`(?:[^`]|``)*+`)"
 _WHOLE = ("byte", "short", "integer", "long")
+_BEYOND = (
+    f"the body is no JSON object, or has a number of more than {DIGITS_MAX} digits or nests {DEPTH_MAX} deep, "
+    "which Spark does not read: "
+)
 _POINTED = (
     r"^DECIMAL\((?:[0-9]|1[0-8]), ?0\)$"  # the type of 1.0, which a VARIANT shows as 1; that of a plain 1 is BIGINT
 )
@@ -105,7 +119,7 @@ def read_schema(given: str) -> str:
     """
     path = Path(given)
     try:
-        if len(given) > 1000 or not path.is_file():
+        if not os.path.isfile(given):  # unlike Path.is_file it takes DDL that is too long for a name
             return given
         if path.stat().st_size > SCHEMA_SIZE_MAX:
             raise OptionError("schema", given, f"a file of at most {SCHEMA_SIZE_MAX} bytes", ARGUMENT)
@@ -146,7 +160,9 @@ def with_columns(frame: DataFrame, schema: str, *, drops_unknown: bool = False) 
             raise OptionError("schema", schema, allowed, ARGUMENT)
     corrupt = unused("_corrupt", kinds.names)
     taken = [*frame.columns, DATA, REASON]
-    text, whole, shape = (unused(name, taken) for name in ("_text", "_whole", "_shape"))
+    text, whole, shape, numbers, times = (
+        unused(name, taken) for name in ("_text", "_whole", "_shape", "_numbers", "_times")
+    )
     how = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt, "dateFormat": "yyyy-MM-dd"}
     loose = _loose(kinds, is_wide=True)
     wide = StructType([*loose.fields]).add(corrupt, "string")
@@ -156,8 +172,14 @@ def with_columns(frame: DataFrame, schema: str, *, drops_unknown: bool = False) 
         .withColumn(whole, functions.expr(f"try_parse_json(concat('{{\"b\":', {text}, '}}'))"))
         .withColumn(shape, functions.expr(f"schema_of_variant({whole})"))
     )
-    reason = _Reason(kinds, drops_unknown, text, whole, shape, corrupt).sql()
-    parsed = parsed.withColumn(REASON, functions.expr(reason)).drop(text, whole, shape)
+    refused = list(_unkept(kinds, DATA, numbers, "", 0))
+    if refused:
+        parsed = parsed.withColumn(numbers, functions.expr(_numbers_beyond(text)))
+    if (part := _times(kinds)) is not None:
+        parsed = parsed.withColumn(times, functions.from_json(functions.col(text), part))
+        refused += _dateless(kinds, times, "", 0)
+    reason = _Reason(kinds, drops_unknown, text, whole, shape, corrupt, refused).sql()
+    parsed = parsed.withColumn(REASON, functions.expr(reason)).drop(text, whole, shape, numbers, times)
     data, kind = functions.col(DATA).dropFields(corrupt), _loose(kinds, is_wide=False)
     parsed = parsed.withColumn(DATA, data if loose == kind else data.try_cast(kind))
     there = {name.lower() for name in taken}
@@ -203,6 +225,7 @@ class _Reason:
     Attributes:
         text, whole, shape: columns: the body; ``{"b": body}`` as a VARIANT, null if that is no strict JSON; its type.
         corrupt: the field of ``data`` that is null where all values are in the range of their types.
+        refused: cases of values that Spark takes and a body may not have.
     """
 
     kinds: Any
@@ -211,13 +234,14 @@ class _Reason:
     whole: str
     shape: str
     corrupt: str
+    refused: Sequence[tuple[str, str]]
 
     def sql(self) -> str:
         """Return the expression."""
         # The braces around the body end at its own where something follows it that has one more, and brackets where it
         # has one of these: who gets by both is one value and nothing else.
         is_one = f"json_array_length(concat('[', {self.text}, ']')) = 1"
-        broken = list(_broken(self.kinds, DATA, "", 0))
+        broken = [*_broken(self.kinds, DATA, "", 0), *self.refused]
         fits = [
             f"is_valid_utf8({self.text})",
             f"{self.shape} RLIKE {quoted(f'^OBJECT<b: {self._shape_of(self.kinds)}>$')}",
@@ -231,6 +255,8 @@ class _Reason:
             ("body IS NULL", "'the body is null'"),
             ("length(body) = 0", "'the body is empty'"),
             (f"NOT is_valid_utf8({self.text})", "'the body is not UTF-8'"),
+            (f"json_object_keys({self.text}) IS NULL AND {self._is_beyond()}",
+             f"concat({quoted(_BEYOND)}, {start})"),
             (f"json_object_keys({self.text}) IS NULL", f"concat('the body is no JSON object: ', {start})"),
             (
                 f"try_parse_json({self.text}) IS NULL",
@@ -249,6 +275,11 @@ class _Reason:
         cases += broken
         cases.append(("true", f"concat('the body does not fit: ', {start})"))
         return "CASE " + " ".join(f"WHEN {test} THEN {said}" for test, said in cases) + " END"
+
+    def _is_beyond(self) -> str:
+        """Return whether a body may be JSON that is beyond what Spark reads; a string in it may look like that."""
+        opening = f"length({self.text}) - length(translate({self.text}, {quoted('[{')}, ''))"
+        return f"({self.text} RLIKE {quoted(f'[0-9.]{{{DIGITS_MAX},}}')} OR {opening} >= {DEPTH_MAX - 2})"
 
     def _misfits(self, kinds: Any, fields: str, data: str, path: str) -> Iterator[tuple[str, str]]:
         """Yield the cases of fields that are of another type, or out of its range; what is within comes first."""
@@ -346,6 +377,73 @@ def _broken(kind: Any, data: str, path: str, depth: int) -> Iterator[tuple[str, 
         beyond = f"NOT {data} BETWEEN -128 AND 127" if name == "byte" else f"abs({data}) = double('Infinity')"
         said = quoted(f"field {path} is no {kind.simpleString()}: it is out of its range")
         yield f"coalesce({beyond}, false)", said
+
+
+def _numbers_beyond(text: str) -> str:
+    """Return the numbers of JSON that a VARIANT does not keep, as an array: it has decimals of 38 digits, and doubles.
+
+    One with an exponent becomes the nearest double, as in a column of that type, and has to be in its range.
+    """
+    bare = f"regexp_replace({text}, {quoted(_STRING)}, '_')"
+    is_beyond = f"_n RLIKE {quoted(_TOO_LONG)} OR abs(try_cast(_n AS double)) = double('Infinity')"
+    return f"filter(regexp_extract_all({bare}, {quoted(_NUMBER)}, 0), _n -> {is_beyond})"
+
+
+def _times(kind: Any) -> Any:
+    """Return the type with which from_json gives timestamps as the texts that they are; None: there is none."""
+    from pyspark.sql import types
+
+    name = kind.typeName()
+    if name == "timestamp":
+        return types.StringType()
+    if name == "struct":
+        parts = [(field.name, _times(field.dataType)) for field in kind.fields]
+        fields = [types.StructField(name, part) for name, part in parts if part is not None]
+        return types.StructType(fields) if fields else None
+    if name == "array" and (part := _times(kind.elementType)) is not None:
+        return types.ArrayType(part)
+    if name == "map" and (part := _times(kind.valueType)) is not None:
+        return types.MapType(kind.keyType, part)
+    return None
+
+
+def _dateless(kind: Any, text: str, path: str, depth: int) -> Iterator[tuple[str, str]]:
+    """Yield the cases of timestamps without a date, at any depth; ``text`` has them as :func:`_times` says."""
+    name = kind.typeName()
+    if name == "timestamp":
+        said = f"concat({quoted(f'field {path} is no {name}: it has no date: ')}, left({text}, {SHOWN}))"
+        yield f"coalesce({text} RLIKE {quoted(_DATELESS)}, false)", said
+    elif name == "struct":
+        for field in kind.fields:
+            within = f"{path}.{field.name}".removeprefix(".")
+            yield from _dateless(field.dataType, f"{text}.{ticked(field.name)}", within, depth)
+    elif name in ("array", "map"):
+        inner, values = (kind.elementType, text) if name == "array" else (kind.valueType, f"map_values({text})")
+        for test, _ in _dateless(inner, f"_each{depth}", f"{path}[]", depth + 1):
+            said = quoted(f"field {path} is no {kind.simpleString()}: a timestamp in it has no date")
+            yield f"coalesce(exists({values}, _each{depth} -> {test}), false)", said
+
+
+def _unkept(kind: Any, data: str, numbers: str, path: str, depth: int) -> Iterator[tuple[str, str]]:
+    """Yield the cases of variants that have a double, in bodies with a number of which one would keep too little.
+
+    Nobody but the body tells what a double of a variant was written as, so it may have been another number's fault.
+    """
+    name = kind.typeName()
+    if name == "variant":
+        has_double = f"schema_of_variant({data}) RLIKE {quoted(_MAYBE_DOUBLE)}"
+        said = (
+            f"concat({quoted(f'field {path} is no {name}: it cannot hold the number ')}, left({numbers}[0], {SHOWN}))"
+        )
+        yield f"coalesce(size({numbers}) > 0 AND {has_double}, false)", said
+    elif name == "struct":
+        for field in kind.fields:
+            within = f"{path}.{field.name}".removeprefix(".")
+            yield from _unkept(field.dataType, f"{data}.{ticked(field.name)}", numbers, within, depth)
+    elif name in ("array", "map"):
+        inner, values = (kind.elementType, data) if name == "array" else (kind.valueType, f"map_values({data})")
+        for test, said in _unkept(inner, f"_each{depth}", numbers, f"{path}[]", depth + 1):
+            yield f"coalesce(exists({values}, _each{depth} -> {test}), false)", said
 
 
 def _told(value: str) -> str:
