@@ -215,3 +215,33 @@ def test_an_older_copy_of_a_data_directory_is_not_elected_when_all_nodes_come_ba
     _lead_alone(cluster, older, topic)
     with _consumer(older, topic) as connection:
         assert _came(connection, MESSAGES) == set(_bodies(MESSAGES))
+
+
+def test_a_copy_whose_files_were_removed_is_made_anew(cluster: Cluster, topic: str) -> None:
+    leader = cluster.leader(topic)
+    follower = _followers(cluster, leader)[0]
+    _remove_and_see_it_fetched(cluster, follower, topic)
+    _remove_and_see_it_fetched(cluster, leader, topic)
+
+
+def _remove_and_see_it_fetched(cluster: Cluster, node: Nsqd, topic: str) -> None:
+    shutil.rmtree(_segment(node, topic).parent)
+    wait_until(lambda: node.segment_paths(topic) and _has_all(node, topic), lambda: node.log)
+    cluster.wait_in_sync(topic, 3)
+
+
+def test_a_leader_whose_data_directory_was_removed_leads_no_more(cluster: Cluster, topic: str) -> None:
+    leader = cluster.leader(topic)
+    node_id = (leader.data_path / "node.id").read_bytes()
+    shutil.rmtree(leader.data_path, ignore_errors=True)  # which writes there meanwhile
+    successor = cluster.leader(topic, but=leader)
+    wait_until(lambda: len(cluster.partition(topic)["in_sync"]) == 2, lambda: f"{cluster.status(topic)}\n{leader.log}")
+    assert "the content of the data directory was removed" in leader.log
+    successor.publish(topic, *_bodies(MESSAGES)[MESSAGES:])
+    with _consumer(successor, topic) as connection:
+        assert _came(connection) == set(_bodies())
+    leader.discard()
+    leader.data_path.mkdir()
+    (leader.data_path / "node.id").write_bytes(node_id)
+    cluster.mend()
+    cluster.wait_in_sync(topic, 3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import stat
 from pathlib import Path
 
@@ -137,6 +138,44 @@ def test_what_the_data_path_leads_to_later_splits_nothing(daemons: Daemons, tmp_
     rows = nsqd.get("/stats?format=json")["topics"]
     assert {row["topic_name"] for row in rows} == {"new", "t"}
     assert nsqd.unfinished("new", "c") == 3 and nsqd.unfinished("t", "c") in (5, 6)
+
+
+def test_nothing_is_acknowledged_once_the_data_directory_was_removed(daemons: Daemons):
+    nsqd = daemons.new_nsqd()
+    nsqd.start()
+    nsqd.post("/topic/create?topic=t")
+    nsqd.post("/channel/create?topic=t&channel=c")
+    nsqd.publish("t", *(b"%d" % number for number in range(10)))
+    shutil.rmtree(nsqd.data_path, ignore_errors=True)  # which writes there meanwhile
+    wait_until(lambda: nsqd.request("POST", "/pub?topic=t", b"x").status == 503, lambda: nsqd.log)
+    health = nsqd.request("GET", "/ping")
+    assert health.status == 500 and b"was removed while nsqd ran" in health.body, health
+    with nsqd.connect() as connection:
+        connection.send(pub("t", b"x"))
+        assert b"E_PUB_FAILED" in connection.frame()[1]
+    unfinished = nsqd.unfinished("t", "c") - 4
+    with nsqd.connect() as connection:  # what can still be read may be saved
+        connection.subscribe("t", "c", 4)
+        for _ in range(4):
+            connection.finish(connection.message())
+        wait_until(lambda: nsqd.unfinished("t", "c") == unfinished, "four are finished")
+    nsqd.send_signal(signal.SIGTERM)
+    assert nsqd.wait() == 1
+    assert f"{unfinished} messages that were not finished are gone" in nsqd.log
+
+
+def test_a_topic_whose_files_were_removed_takes_nothing_more(daemons: Daemons):
+    nsqd = daemons.new_nsqd()
+    nsqd.start()
+    nsqd.publish("gone", b"body")
+    nsqd.publish("kept", b"body")
+    (segment,) = nsqd.segment_paths("gone")
+    shutil.rmtree(segment.parent.parent)
+    wait_until(lambda: nsqd.request("POST", "/pub?topic=gone", b"x").status == 503, lambda: nsqd.log)
+    health = nsqd.request("GET", "/ping")
+    assert health.status == 500 and b"its files were removed while nsqd ran" in health.body, health
+    nsqd.publish("kept", b"more")
+    nsqd.stop()
 
 
 @needs_root

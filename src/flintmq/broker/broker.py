@@ -215,6 +215,18 @@ class Broker:
     def _tell_log_failed(self, directory: str, reason: str) -> None:
         self.on_log_failed(directory, reason)
 
+    def data_removed(self, why: str) -> None:
+        """Take nothing more into any log: the data directory is not there any more. Whoever calls tells the log."""
+        for log in self.logs():
+            if log.failed is None:
+                log.failed = why
+
+    def log_removed(self, log: PartitionLog) -> None:
+        """Take nothing more into a log whose files were removed."""
+        if log.failed is None:
+            log.failed = "its files were removed while nsqd ran: what it has goes when nsqd ends"
+            self._tell_log_failed(log.directory, log.failed)
+
     def _tell_damage(self, damage: Damage) -> None:
         self.on_damage(damage)
 
@@ -1145,6 +1157,11 @@ class Broker:
             if isinstance(partition.log, PartitionLog)
         ]
         return list(dict.fromkeys([*logs, *self.replicas.logs()])) if self.replicas else logs
+
+    def unfinished_count(self) -> int:
+        """Messages that have a disk and that some channel, or without channels nobody, has finished."""
+        partitions = [partition for topic in self.topics.values() for partition in topic.partitions.values()]
+        return sum(each.log.next_sequence - each.floor for each in partitions if isinstance(each.log, PartitionLog))
 
     def close(self) -> None:
         """Close every log and the store; what is to be kept has been flushed and synced by the caller. Blocks."""

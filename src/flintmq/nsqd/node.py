@@ -94,7 +94,10 @@ class Node:
             sync_every=options.sync_every,
             sync_timeout_ns=options.sync_timeout_ns,
         )
-        self._data_path = DataPathWatch(env, files) if isinstance(files, OsFiles) else None  # in memory it has no path
+        self._data_path: DataPathWatch | None = None  # in memory it has no path
+        if isinstance(files, OsFiles):
+            self._data_path = DataPathWatch(env, files, broker.logs, self._data_removed, broker.log_removed)
+        self._gone_count = 0
         self.agent: Agent | None = None
         self._disk = DiskWatch(
             env,
@@ -264,6 +267,7 @@ class Node:
         if self._data_path is not None:
             await self._data_path.close()
             await self._disk.close()
+            self._gone_count = self._broker.unfinished_count() if self._data_path.removed else 0
         await self._metadata_file.close()
         self.tracing.close()
         await self.engine.close()
@@ -271,8 +275,18 @@ class Node:
 
     # -- state -------------------------------------------------------------------------------------------------------
 
+    @property
+    def gone(self) -> tuple[str, int] | None:
+        """Why what is stored goes with this process, and when it is closed, how many messages of it are not finished;
+        None: it stays.
+        """
+        removed = "" if self._data_path is None else self._data_path.removed
+        return (removed, self._gone_count) if removed else None
+
     def health(self) -> str:
         """Return ``OK``, or why the disk cannot be trusted now, or the node takes part in its cluster no longer."""
+        if self._data_path is not None and self._data_path.removed:
+            return f"NOK - {self._data_path.removed}"
         error = self._broker.write_error
         if error is None or isinstance(error, DiskFull):
             if (full := self._disk.full(error)) is not None:
@@ -295,6 +309,12 @@ class Node:
         return self.damage.health() if health == "OK" else health
 
     # -- what rooms tell each other ------------------------------------------------------------------------------------
+
+    def _data_removed(self, why: str) -> None:
+        """Take nothing more, and lead nothing that another node has."""
+        self._broker.data_removed(why)
+        if self.agent is not None:
+            self.agent.data_removed()
 
     def _drain_changed(self) -> None:
         """Publishes are refused from now on, or taken again; nsqlookupds are told."""

@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from flintmq.broker.logs import TOPICS_DIRECTORY
 from flintmq.env import Env
-from flintmq.errors import FlintError, TakeoverStopped
+from flintmq.errors import FlintError, StorageError, TakeoverStopped
 from flintmq.net import early_stop, regex, supervisor
 from flintmq.net import log as logs
 from flintmq.net.debug import DebugApi
@@ -79,6 +79,23 @@ class StopFailed(FlintError):
         return (
             f"stopped without writing everything - {self.reason}; after a start some finished messages may come again"
         )
+
+
+class MessagesGone(StopFailed):
+    """The files were removed while it ran: what they had is gone with the process.
+
+    Args:
+        why: what was found.
+        count: of messages that some channel had not finished.
+    """
+
+    def __init__(self, why: str, count: int) -> None:
+        super().__init__(StorageError(why))
+        self.why = why
+        self.count = count
+
+    def __str__(self) -> str:
+        return f"stopped, and {self.count} messages that were not finished are gone with it - {self.why}"
 
 
 class Nsqd:
@@ -278,8 +295,12 @@ async def main(
     log.info("stopping: draining connections and writing everything to disk")
     try:
         await nsqd.close()
-    except FlintError as error:
-        raise StopFailed(error) from error
+    except (FlintError, OSError) as error:
+        if nsqd.node.gone is None:
+            raise StopFailed(error) from error
+        log.error("%s", error)
+    if nsqd.node.gone is not None:
+        raise MessagesGone(*nsqd.node.gone)
     if refusal is not None:
         raise refusal
 

@@ -458,6 +458,10 @@ class Agent:
         """Whether others are to lead because this node's disk has too little room."""
         return self._room.is_full
 
+    def data_removed(self) -> None:
+        """Nothing that is stored here outlives this process: others are to lead, and it is in sync with nothing."""
+        self._damaged.data_removed()
+
     def _process_replaced(self) -> None:
         """Take part no longer, for good: another process has registered as this node, and speaks for it. The store is
         followed further, so that clients are told what is no business of this node alone.

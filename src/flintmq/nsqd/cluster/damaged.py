@@ -50,16 +50,18 @@ _LOOK_S = 0.1
 
 
 class DiskWatch:
-    """Whether the disk answers, as far as a sync tells that has not come back.
+    """Whether the disk answers, as far as a sync tells that has not come back; or what is on it was removed.
 
     Ticks are counted, because a process that stood still says nothing about the disk.
 
     Attributes:
-        is_dead: it does not.
+        is_dead: it does not, or the data directory is not there any more.
+        is_removed: the latter; it stays so.
     """
 
     def __init__(self) -> None:
         self.is_dead = False
+        self.is_removed = False
         self._syncing: object | None = None  # the sync that the last ticks have seen, and how many
         self._ticks = 0
 
@@ -71,8 +73,8 @@ class DiskWatch:
         """
         self._ticks = self._ticks + 1 if syncing is not None and syncing is self._syncing else 0
         self._syncing = syncing
-        was_dead, self.is_dead = self.is_dead, self._ticks >= DISK_TICKS
-        if self.is_dead is not was_dead:
+        was_dead, self.is_dead = self.is_dead, self.is_removed or self._ticks >= DISK_TICKS
+        if self.is_dead is not was_dead and not self.is_removed:
             log.error("CLUSTER: %s", "the disk does not answer" if self.is_dead else "the disk answers again")
         return self.is_dead is not was_dead
 
@@ -206,6 +208,10 @@ class Damaged:
         elif self._disk.is_dead and self._table.led:
             self._due.note_all(self._table.led)
 
+    def data_removed(self) -> None:
+        """Nothing here outlives this process: others lead, and it follows nothing, from the next tick on."""
+        self._disk.is_removed = True
+
     def tick(self, now_ns: int) -> None:
         """Let the only one in sync go on without what it lacks, when nobody else had it in time."""
         for partition, since_ns in list(self._since_ns.items()):
@@ -292,6 +298,8 @@ class Damaged:
 
     def _why(self, partition: PartitionId) -> str:
         replica = self._replicas.get(partition)
+        if self._disk.is_removed:
+            return "the content of the data directory was removed"
         if replica is not None and replica.log.failed is not None:
             return f"nothing more can be stored here: {replica.log.failed}"
         if replica is not None and not replica.is_damaged and self._disk.is_dead:
