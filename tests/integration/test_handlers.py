@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import concurrent.futures
 import functools
 import gc
+import multiprocessing.pool
 import sys
 import threading
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +23,7 @@ from tests.integration.daemons import PATIENCE_S, wait_until
 from tests.integration.flavours import FLAVOURS, opened, stats_of
 
 import flintmq.sync
-from flintmq import App, Consumer, LocalProtocolError, Message, OptionError, Producer, Requeue
+from flintmq import App, Consumer, Discard, LocalProtocolError, Message, OptionError, Producer, Requeue
 from flintmq.testing import MemoryNsqd
 
 NEVER_S = 3600.0
@@ -219,6 +222,88 @@ def test_what_has_yet_to_run_finishes_nothing(
         assert stats_of(consumer).finished == 0
     assert nsqd.counts("t", "c").deferred == 2
     assert "does nothing before somebody runs it" in caplog.text
+
+
+NOT_HANDLED: dict[str, Callable[[], object]] = {
+    "Requeue": lambda: Requeue(delay=30),
+    "Discard": Discard,
+    "an error": lambda: ValueError("bad"),
+    "a class of errors": lambda: ValueError,
+    "a pool's future": concurrent.futures.Future,
+    "a multiprocessing pool's": lambda: multiprocessing.pool.AsyncResult(SimpleNamespace(_cache={}), None, None),  # type: ignore[arg-type]
+}
+
+
+@STYLES
+@pytest.mark.parametrize("what", ["handler", "on_giving_up"])
+def test_what_says_that_a_message_is_not_handled_does_not_finish_it(
+    nsqd: MemoryNsqd, caplog: pytest.LogCaptureFixture, name: str, may_block: bool, what: str
+):
+    """A wish or an error that is returned in place of being raised, and what a pool has yet to do."""
+
+    def returns(message: Message) -> object:
+        return NOT_HANDLED[message.body.decode()]()
+
+    options: dict[str, Any] = {"requeue_delay": NEVER_S, "max_requeue_delay": NEVER_S, "backoff": 0}
+    handler: Any = returns
+    if what == "on_giving_up":
+        handler = _fail
+        options |= {"on_giving_up": returns, "max_attempts": 1}
+    nsqd.publish("t", *map(str.encode, NOT_HANDLED))
+    with (
+        opened(name) as flavour,
+        flavour.consumer("t", "c", handler, may_block, nsqd_tcp_addresses=nsqd.tcp_address, **options) as consumer,
+    ):
+        wait_until(lambda: stats_of(consumer).failed + stats_of(consumer).finished == len(NOT_HANDLED))
+        assert stats_of(consumer).finished == 0
+    assert nsqd.counts("t", "c").deferred == len(NOT_HANDLED)
+    assert "the function returned Requeue(30), which does nothing: raise it instead" in caplog.text
+    assert "the function returned the class ValueError" in caplog.text
+    assert "the function returned a Future of a pool, for which nobody waits" in caplog.text
+
+
+async def test_app_finishes_nothing_that_a_coroutine_function_refused_by_returning_it(nsqd: MemoryNsqd):
+    app = App(nsqd_tcp_addresses=nsqd.tcp_address)
+
+    @app.consumer("t", "c", requeue_delay=NEVER_S, max_requeue_delay=NEVER_S, backoff=0)
+    async def of_a_body(body: bytes) -> object:
+        return NOT_HANDLED[body.decode()]()
+
+    nsqd.publish("t", *map(str.encode, NOT_HANDLED))
+    async with app:
+        stats = app.consumers[0].stats
+        await until(lambda: stats().failed + stats().finished == len(NOT_HANDLED))
+        assert stats().finished == 0
+    assert nsqd.counts("t", "c").deferred == len(NOT_HANDLED)
+
+
+@STYLES
+def test_what_is_answered_may_return_anything(nsqd: MemoryNsqd, name: str, may_block: bool):
+    def finishes(message: Message) -> object:
+        message.finish()
+        return NOT_HANDLED.get(message.body.decode(), bool)()
+
+    nsqd.publish("t", *map(str.encode, NOT_HANDLED), b"False")
+    with (
+        opened(name) as flavour,
+        flavour.consumer("t", "c", finishes, may_block, nsqd_tcp_addresses=nsqd.tcp_address) as consumer,
+    ):
+        wait_until(lambda: stats_of(consumer).finished == len(NOT_HANDLED) + 1)
+        assert stats_of(consumer).failed == 0
+
+
+@STYLES
+def test_false_finishes_and_is_warned_of_once(
+    nsqd: MemoryNsqd, caplog: pytest.LogCaptureFixture, name: str, may_block: bool
+):
+    """A handler of pynsq's means with it that the message has failed."""
+    nsqd.publish("t", b"1", b"2", b"3")
+    with (
+        opened(name) as flavour,
+        flavour.consumer("t", "c", lambda _: False, may_block, nsqd_tcp_addresses=nsqd.tcp_address) as consumer,
+    ):
+        wait_until(lambda: stats_of(consumer).finished == 3)
+    assert [record.levelname for record in caplog.records if "of t/c returned False" in record.message] == ["WARNING"]
 
 
 async def test_a_coroutine_of_a_coroutine_is_awaited_too(nsqd: MemoryNsqd):

@@ -27,7 +27,7 @@ from flintmq.client.aio.subscribing import Subscriptions
 from flintmq.client.core.cancelling import cancelled_within
 from flintmq.client.core.consuming import CLOSE_WAIT_S, DRAIN_SAID_S, DRAIN_WAITS, ConsumerState, Consuming
 from flintmq.client.core.dead_letters import letter_headers
-from flintmq.client.core.handlers import Mode, call_in_place, check_functions, mode_of, refuse_unrun
+from flintmq.client.core.handlers import Mode, call_in_place, check_functions, mode_of, refuse_unhandled, refuse_unrun
 from flintmq.client.core.link import Link
 from flintmq.client.core.message import Delivery, Message, Value, give_back, pass_by, settle
 from flintmq.client.core.settings import MAX_IN_FLIGHT_MAX, ConsumerOptions, Settings
@@ -65,7 +65,8 @@ class Consumer(ConsumerState[Value]):
         nsqlookupd_http_addresses: ``http://host:port`` of one nsqlookupd or several.
         handler: called with each message; without it, iterate. Returning finishes the message, an exception requeues it
             and makes the consumer back off; :class:`Requeue` and :class:`Discard` steer. What a plain function returns
-            is awaited if it can be.
+            is awaited if it can be. Exceptions are raised: one that is returned, or the future of a pool, is a failure.
+            ``False`` finishes.
         concurrency: how many handlers run at once: tasks for an ``async def``, threads of this consumer's own for a
             plain function.
         inline: call a plain function on the event loop itself; fastest, and it must not block.
@@ -456,8 +457,8 @@ class Consumer(ConsumerState[Value]):
         try:
             result = None if callback is None else callback(message)
             waits = inspect.isawaitable(result)
-            if not waits:
-                refuse_unrun(result)
+            if not waits and result is not None:
+                refuse_unhandled(result, message)
         except Exception as raised:  # noqa: BLE001 - the application's error is answered with a requeue
             settle(message, raised, is_given_up=True)
             return
@@ -472,7 +473,7 @@ class Consumer(ConsumerState[Value]):
     async def _settle_given_up_later(self, message: Message[Any], error: BodyError | None, result: object) -> None:
         task = asyncio.current_task()
         try:
-            await handlers.run_out(result)
+            await handlers.run_out(result, message)
             if self._dead_letters is not None and not message.is_answered:
                 headers = letter_headers(message, self.topic, self.channel, error)
                 await self._dead_letters.publish(message.body, headers)

@@ -9,7 +9,8 @@ Rules of this file:
 - A thread is handed several messages at once as long as they are fast, one by one when they are slow. After ``SLICE_S``
   what is done is answered, and what has not begun is for others: nothing waits for the slow message in front of it.
 - A handler may return what has yet to run, behind a decorator say: what can be awaited is awaited on the event loop, by
-  the same worker, everything else is a failure. Nothing is finished that was not handled.
+  the same worker, everything else is a failure. So is an exception that is returned, and the future of a pool. Nothing
+  is finished that was not handled.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 
 from flintmq.client.aio.handler_thread import HandlerThread
 from flintmq.client.core.cancelling import cancelled_within
-from flintmq.client.core.handlers import AsyncHandler, Handler, Mode, is_async, refuse_unrun
+from flintmq.client.core.handlers import AsyncHandler, Handler, Mode, is_async, refuse_unhandled
 from flintmq.client.core.inbox import Inbox
 from flintmq.client.core.message import Message, let_go, settle, was_lost
 from flintmq.env import Env
@@ -106,22 +107,23 @@ async def work(inbox: Inbox, handler: AsyncHandler) -> None:
     async for message in iterate(inbox):
         try:
             if (result := await handler(message)) is not None:
-                await run_out(result)
+                await run_out(result, message)
         except BaseException as error:  # noqa: BLE001 - what is not to be answered is raised again
             settle_raised(message, error, task)
         else:
             settle(message, None)
 
 
-async def run_out(result: object) -> None:
+async def run_out(result: object, message: Message[Any]) -> None:
     """Await what a function returned, and what that gives, until nothing is left that has yet to run.
 
     Raises:
-        TypeError: it is a generator, which cannot be awaited.
+        TypeError: it says that the message is not handled: a generator, which cannot be awaited, or an exception.
     """
     while inspect.isawaitable(result):
         result = await result
-    refuse_unrun(result)
+    if result is not None:
+        refuse_unhandled(result, message)
 
 
 def settle_raised(
@@ -228,7 +230,7 @@ async def work_in_thread(inbox: Inbox, handler: Handler, thread: HandlerThread |
                 batch.settle_slice(inbox)
                 size = 1
                 try:
-                    await run_out(returned)
+                    await run_out(returned, batch.current)
                 except BaseException as error:  # noqa: BLE001 - what is not to be answered is raised again
                     settle_raised(batch.current, error, task)
                 else:
@@ -269,7 +271,7 @@ def _run(handler: Handler, batch: _Batch, time: Callable[[], float]) -> Awaitabl
             elif inspect.isawaitable(result):
                 return result
             else:
-                refuse_unrun(result)
+                refuse_unhandled(result, message)
                 done.append((message, None))
         except Exception as error:  # noqa: BLE001 - the application's error is answered with a requeue
             done.append((message, error))

@@ -32,7 +32,7 @@ from flintmq.client.blocking.timers import Timers
 from flintmq.client.core.cancelling import failure_of
 from flintmq.client.core.consuming import CLOSE_WAIT_S, DRAIN_SAID_S, DRAIN_WAITS, ConsumerState, Consuming
 from flintmq.client.core.dead_letters import letter_headers
-from flintmq.client.core.handlers import check_functions, refuse_unrun
+from flintmq.client.core.handlers import check_functions, refuse_unhandled, refuse_unrun
 from flintmq.client.core.message import Message, Value, give_back, pass_by, settle
 from flintmq.client.core.settings import MAX_IN_FLIGHT_MAX, ConsumerOptions, Settings
 from flintmq.client.options import ConnectionOptions, Seconds, seconds, whole
@@ -70,7 +70,8 @@ class Consumer(ConsumerState[Value]):
         nsqd_tcp_addresses: ``host:port`` of one nsqd or several; or
         nsqlookupd_http_addresses: ``http://host:port`` of one nsqlookupd or several.
         handler: :meth:`run` calls it with each message; without it, iterate. Returning finishes the message, an
-            exception requeues it and makes the consumer back off; :class:`Requeue` and :class:`Discard` steer.
+            exception requeues it and makes the consumer back off; :class:`Requeue` and :class:`Discard` steer. They are
+            raised: an exception that is returned, or the future of a pool, is a failure. ``False`` finishes.
         max_in_flight: messages delivered and not answered, over all nsqd. Can be changed while running.
         type: what the bodies are: a type that msgspec reads from JSON (Struct, dataclass, dict, ...), a pydantic model,
             or ``str``; :attr:`Message.value` has them. A message whose body cannot be read goes to ``dead_letter`` at
@@ -297,7 +298,7 @@ class Consumer(ConsumerState[Value]):
         for message in self._iterate():
             try:
                 if (result := handler(message)) is not None:
-                    refuse_unrun(result)
+                    refuse_unhandled(result, message)
             except BaseException as raised:
                 settle(message, error := failure_of(raised))
                 if not isinstance(error, Exception):
@@ -549,8 +550,8 @@ class Consumer(ConsumerState[Value]):
         """Let ``on_giving_up`` and the dead letters have a message, and settle it."""
         callback = self._settings.on_giving_up
         try:
-            if callback is not None:
-                refuse_unrun(callback(message))
+            if callback is not None and (result := callback(message)) is not None:
+                refuse_unhandled(result, message)
             if self._dead_letters is not None and not message.is_answered:
                 headers = letter_headers(message, self.topic, self.channel, error)
                 self._dead_letters.publish(message.body, headers)

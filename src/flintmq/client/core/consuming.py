@@ -141,6 +141,7 @@ class Consuming:
         self._stop = stop
         self._stats = ConsumerStats()
         self._timers: Timers | None = None
+        self._has_warned_of_false = False
 
     def _found(self, topology: Topology) -> None:
         self.subscribing.found(topology)
@@ -204,6 +205,17 @@ class Consuming:
         """Note that messages were delivered for nothing: no handler had them."""
         with self.lock:
             self.attempts.note_dropped(records)
+
+    def note_returned_false(self) -> None:
+        """Warn, once, that the handler returned False and its message is finished all the same; in any thread."""
+        if self._has_warned_of_false:
+            return
+        self._has_warned_of_false = True
+        log.warning(
+            "the handler (or on_giving_up) of %s/%s returned False, which finishes the message as well: raise an "
+            "exception, or Requeue, to have it delivered again (said once)",
+            self.settings.topic, self.settings.channel,
+        )  # fmt: skip
 
     def message_failed(self) -> None:
         """Count a failure and back off."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
 from enum import Enum
 from typing import Any, TypeAlias, TypeGuard
 
@@ -96,6 +98,38 @@ def refuse_unrun(result: object) -> None:
     raise TypeError(f"the function returned a {kind}, which does nothing before somebody runs it, and nobody does")
 
 
+def refuse_unhandled(result: object, message: Message[Any]) -> None:
+    """Raise TypeError if what a function returned says that its message is not handled, or not yet.
+
+    That is what has yet to run, a pool's future, and an exception that was returned and not raised, perhaps a Requeue;
+    of a message that the function has answered, it is only the first. False is warned of: it means a failure in pynsq.
+
+    Args:
+        result: not None, which most return and which need not be asked about.
+    """
+    refuse_unrun(result)
+    if message.is_answered:
+        return
+    if result is False:
+        message._delivery.owner.note_returned_false()
+    elif isinstance(result, BaseException):
+        raise TypeError(f"the function returned {result!r}, which does nothing: raise it instead")
+    elif isinstance(result, type) and issubclass(result, BaseException):
+        raise TypeError(f"the function returned the class {result.__name__}, which does nothing: raise it instead")
+    elif _is_of_a_pool(result):
+        kind = type(result).__name__
+        raise TypeError(
+            f"the function returned a {kind} of a pool, for which nobody waits: do the work in the handler "
+            "(concurrency= runs several), or wait there until it is done"
+        )
+
+
+def _is_of_a_pool(result: object) -> bool:
+    """Whether it stands for what runs elsewhere, in a pool of threads or processes."""
+    pools = sys.modules.get("multiprocessing.pool")  # whoever has none cannot return one's result
+    return isinstance(result, Future) or (pools is not None and isinstance(result, pools.AsyncResult))
+
+
 def call_in_place(
     handler: Handler,
     delivery: Delivery,
@@ -117,7 +151,7 @@ def call_in_place(
             continue
         try:
             if (result := handler(message)) is not None:
-                refuse_unrun(result)
+                refuse_unhandled(result, message)
         except Exception as error:  # noqa: BLE001 - the application's error is answered with a requeue
             settle(message, error)
         except cancelled as error:
