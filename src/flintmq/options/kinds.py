@@ -273,7 +273,7 @@ class Address(_Scalar):
     Args:
         may_be_empty: whether "" turns the listener off.
         to_connect: the address of somebody else: host and port must be there.
-        may_be_path: whether the path of a unix socket will do; it is told by its slash.
+        may_be_path: whether the path of a unix socket will do; it is told by its slash, and is no URL.
     """
 
     may_be_empty: bool = False
@@ -285,7 +285,7 @@ class Address(_Scalar):
         super().check(value)
         if not value and self.may_be_empty:
             return
-        if self.may_be_path and "/" in value:
+        if self.may_be_path and "/" in value and "://" not in value:
             return
         host, port = _split_address(value)
         if self.to_connect and not (host and port):
