@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 
 from flintmq.errors import UsageError
+
+_OF_THE_EXTRA = ("numpy", "pyarrow", "pyspark", "zlib_ng")
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,16 @@ def _job(module: str, function: str = "run") -> Callable[[Sequence[str]], int]:
     """Return a function that runs the job of a module, which is imported only then."""
 
     def run(arguments: Sequence[str]) -> int:
-        code: int = getattr(import_module(f"flintmq.pipeline.{module}"), function)(arguments)
+        try:
+            code: int = getattr(import_module(f"flintmq.pipeline.{module}"), function)(arguments)
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package not in _OF_THE_EXTRA or find_spec(package) is not None:
+                raise
+            from flintmq.spark.errors import SetupError
+            from flintmq.spark.session_settings import EXTRA
+
+            raise SetupError(f"this job needs {package}, which is not installed", EXTRA) from error
         return code
 
     return run

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,9 +23,8 @@ from flintmq.errors import FlintError, UsageError
 from flintmq.options import Items, Switch, Text, option
 from flintmq.pipeline.options import LinkFlags, SparkFlags, Work
 from flintmq.pipeline.runner import Runner, run_command, spark_failures
-from flintmq.pipeline.streams import unfinished
 from flintmq.spark.java import JAVA_MAJOR_MIN, find_java_home, java_major
-from flintmq.spark.lag import NoCheckpoint, check_noted
+from flintmq.spark.lag import NoCheckpoint, check_noted, unfinished
 from flintmq.spark.session_settings import COSTS, settings, unfit_pyspark
 from flintmq.version import __version__
 
@@ -95,6 +95,8 @@ def _packages() -> Iterator[Finding]:
     yield Finding(OK, "flintmq", f"{__version__}, Python {platform.python_version()} ({sys.executable})")
     for package, least in PACKAGES.items():
         try:
+            if find_spec(package) is None:
+                raise PackageNotFoundError(package)
             have = version(package)
         except PackageNotFoundError:
             yield Finding(PROBLEM, package, "is not installed", "pip install 'flintmq[spark]'")

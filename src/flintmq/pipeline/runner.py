@@ -161,7 +161,7 @@ class Runner:
             JobFailed: Spark does not start, or ended what was done within.
             SetupError: this machine lacks something Spark needs.
         """
-        from flintmq.spark.session import activated, given_to_spark_submit, session
+        from flintmq.spark.session import activated, given_to_spark_submit, require_pyspark, session
 
         spark = self._spark
         is_quiet = False
@@ -169,6 +169,7 @@ class Runner:
             conf = options.settings()
             if is_quiet := LOG_LEVEL not in conf and LOG_LEVEL not in given_to_spark_submit():
                 conf[LOG_LEVEL] = QUIET
+            require_pyspark()
             try:
                 with _shielded(takes_signals=self._after_start is None), spark_failures():
                     spark = session(app, options.master, options.jvm, **conf)

@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import secrets
 import shutil
 import threading
@@ -36,7 +35,7 @@ from flintmq.pipeline.files import BAD_ROWS, STAGED, DirectoryError, held, share
 from flintmq.pipeline.options import StreamFlags, Work
 from flintmq.pipeline.runner import JobFailed, Runner, spark_failures
 from flintmq.spark.durable import replace
-from flintmq.spark.lag import CHECKPOINT_FILE_MAX
+from flintmq.spark.lag import CHECKPOINT_FILE_MAX, unfinished
 from flintmq.spark.lake.table import DELTA, ICEBERG, kind_of, local_path
 
 if TYPE_CHECKING:
@@ -48,7 +47,6 @@ LOCK = "job.lock"
 JOB = "job.json"
 ROWS, BAD = "rows", "bad"
 STARVED = "Python worker failed to connect back"  # within 10 s, which Spark has as a constant
-_UNFINISHED = re.compile(r"\.+\d+\.[0-9a-f-]+\.tmp(\.crc)?")  # as Spark names what it writes and then renames
 COLUMNS = "topic,partition,log_id,offset,timestamp,trace_id,body"
 _BAD = ", ".join((*PLACE, "body", f"{REASON} AS reason"))
 
@@ -161,13 +159,6 @@ def forget_unfinished(place: Path) -> None:
     """
     for path in unfinished(place):
         path.unlink(missing_ok=True)
-
-
-def unfinished(place: Path) -> list[Path]:
-    """Return the files of a first micro-batch that was not planned to its end, where there is no other."""
-    offsets = place / "offsets"
-    found = list(offsets.iterdir()) if offsets.is_dir() else []
-    return found if all(_UNFINISHED.fullmatch(path.name) for path in found) else []
 
 
 def until_not_starved(run: Callable[[], None], runner: Runner) -> None:

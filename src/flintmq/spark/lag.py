@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ ASKED_MAX = 64  # logs whose oldest unread message is asked for at a time
 CHECKPOINT_FILE_MAX = 16 << 20
 _FORM = "v1"
 _RESTORE = "Restore it from a copy, or begin with another checkpointLocation and the offsets to start from"
+_UNFINISHED = re.compile(r"\.+\d+\.[0-9a-f-]+\.tmp(\.crc)?")  # as Spark names what it writes and then renames
 
 log = logging.getLogger("flintmq.spark")
 
@@ -132,6 +134,13 @@ def committed_offsets(checkpoint: Path) -> dict[str, Offsets]:
     if not any(found.values()):
         raise NoCheckpoint(checkpoint, "its query reads nothing of format nsq")
     return found
+
+
+def unfinished(place: Path) -> list[Path]:
+    """Return the files of a first micro-batch that was not planned to its end, where there is no other."""
+    offsets = place / "offsets"
+    found = list(offsets.iterdir()) if offsets.is_dir() else []
+    return found if all(_UNFINISHED.fullmatch(path.name) for path in found) else []
 
 
 def check_noted(checkpoint: Path) -> None:

@@ -73,7 +73,7 @@ def session(app: str, master: str = "", jvm: str = QUICK, **conf: str) -> SparkS
     for name in conf:
         if not name.startswith("spark."):
             raise OptionError(name, conf[name], "names of Spark settings begin with spark.", "flintmq.spark.session")
-    _require_pyspark()
+    require_pyspark()
     _require("pyarrow", (18, 0))
     _require("numpy", (1, 26))
     remote = master or os.environ.get("SPARK_REMOTE", "")
@@ -251,7 +251,8 @@ def _complete(environment: Any) -> None:
         environment.putIfAbsent(name, value)
 
 
-def _require_pyspark() -> None:
+def require_pyspark() -> None:
+    """Raise SetupError unless pyspark is installed in a version that this works with."""
     if importlib.util.find_spec("pyspark") is None:
         raise SetupError("the Python package pyspark is missing", EXTRA)
     from pyspark.version import __version__
