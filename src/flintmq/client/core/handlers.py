@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Future
 from enum import Enum
 from typing import Any, TypeAlias, TypeGuard
 
@@ -126,8 +125,9 @@ def refuse_unhandled(result: object, message: Message[Any]) -> None:
 
 def _is_of_a_pool(result: object) -> bool:
     """Whether it stands for what runs elsewhere, in a pool of threads or processes."""
-    pools = sys.modules.get("multiprocessing.pool")  # whoever has none cannot return one's result
-    return isinstance(result, Future) or (pools is not None and isinstance(result, pools.AsyncResult))
+    kinds = (("concurrent.futures", "Future"), ("multiprocessing.pool", "AsyncResult"))
+    # whoever has not imported one cannot return its results
+    return any(isinstance(result, getattr(sys.modules.get(module), name, ())) for module, name in kinds)
 
 
 def call_in_place(
