@@ -40,6 +40,7 @@ ANSWER_BYTES_MAX = 1024 * 1024
 OVERHEAD_BYTES_MAX = 64 * 1024
 """Size of all that is not body: status line, fields, trailers."""
 
+_NSQ = "it is of NSQ's TCP protocol: name the HTTP port, 4161 of nsqlookupd or 4151 of nsqd where nothing else is set"
 _FRAMING_RATIO_MAX = 5  # a chunk of one byte has five around it
 _FINAL_MIN = 200  # of a status; behind 1xx another answer comes
 _PORTS = {"http": 80, "https": 443}
@@ -287,7 +288,8 @@ class Exchange:
         except HttpParserUpgrade:
             self._refuse("it changes to another protocol")
         except HttpParserError as error:
-            self._refuse(str(error))
+            is_nsq = data.startswith(b"\0") and self._received_bytes == len(data)  # the size of a small frame
+            self._refuse(_NSQ if is_nsq else str(error))
         if len(self._body) > self._body_bytes_max:
             raise self._no_answer(f"the answer is larger than {self._body_bytes_max} bytes")
         if self._received_bytes - self._body_bytes > OVERHEAD_BYTES_MAX + _FRAMING_RATIO_MAX * self._body_bytes:

@@ -158,6 +158,7 @@ def checkpoint(directory: str) -> Finding:
 
 _REMEDY = "every host has to reach it under this address (--broadcast-address), with the same TLS and secrets"
 _REMEDIES = (
+    ("speaks HTTP", "correct the port"),
     ("not an nsqd?", "name its TCP port, 4150 where nothing else is set"),
     ("Connection refused", "start it, or correct the address; it is one for every host (--broadcast-address)"),
     ("Name or service not known", "correct the name, which every host has to know (--broadcast-address)"),

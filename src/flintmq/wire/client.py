@@ -48,6 +48,7 @@ EQUAL_FRAMES_LOOKED_AT = 64
 """So many are looked at together first, then twice as many with each time that all were of one size."""
 MESSAGE_CODES = {row.failure: row.name for row in COMMANDS.values() if row.failure and not row.reply}
 """Errors about one message, which answer no pending command, and the command that each is about."""
+_HTTP = int.from_bytes(b"HTTP")  # in the place of a size
 _PUB, _MPUB = COMMANDS["PUB"], COMMANDS["MPUB"]
 Record = tuple[int, int, bytes, bytes]
 """A message as it came: timestamp in ns, attempts, message id, body."""
@@ -361,6 +362,9 @@ class ClientConnection:
                 return position
 
     def _illegal(self, size: int, frame_type: int) -> RemoteProtocolError | None:
+        if frame_type > MESSAGE and size == _HTTP:
+            port = "name nsqd's TCP port, 4150 where nothing else is set"
+            return RemoteProtocolError("E_INVALID", f"what answers speaks HTTP: not an nsqd? {port}")
         if frame_type > MESSAGE:
             return RemoteProtocolError("E_INVALID", f"frame of type {frame_type}; nsqd sends 0, 1 and 2: not an nsqd?")
         smallest = MESSAGE_SIZE_MIN if frame_type == MESSAGE else SIZE_FIELD_BYTES

@@ -36,6 +36,7 @@ MAGIC_V1 = b"  V1"
 OK = b"OK"
 IDENTIFY_SIZE_MAX = 64 * 1024
 RESPONSE_SIZE_MAX = 1024 * 1024
+_HTTP = int.from_bytes(b"HTTP")  # in the place of a size
 PORT_MAX = 65535
 ALL_PARTITIONS = -11
 """In place of a partition: a topic without partitions, or all that there are."""
@@ -461,6 +462,9 @@ class LookupClientConnection:
             return None
         size: int = _INT32.unpack_from(self._buffer, self._position)[0]
         if not 0 <= size <= self._response_size_max:
+            if size == _HTTP:
+                port = "name nsqlookupd's TCP port, 4160 where nothing else is set"
+                raise RemoteProtocolError("E_BAD_BODY", f"what answers speaks HTTP: {port}")
             limit = f"0 to {self._response_size_max}"
             raise RemoteProtocolError("E_BAD_BODY", f"nsqlookupd sent a response of {size} bytes, not {limit}")
         if len(self._buffer) < start + size:

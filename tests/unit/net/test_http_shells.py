@@ -171,11 +171,12 @@ async def test_proxies_of_the_environment_are_not_used(ask: Ask, monkeypatch: py
         (lambda connection: connection.sendall(b"220 mail\r\n"), "the answer is not HTTP|closed before the answer"),
         (answering(OK[:-1]), "closed before the answer was complete"),
         (answering(b"220 mail\r\n"), "the answer is not HTTP"),
+        (answering(b"\0\0\0\x0eE_BAD_PROTOCOL"), "it is of NSQ's TCP protocol: name the HTTP port, 4161"),
         (answering(b"HTTP/1.1 101 X\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n"), "changes to another protocol"),
         (answering(b"HTTP/1.1 200 OK\r\nX: ", body_bytes=200_000), "head of the answer is larger than 65536 bytes"),
         (answering(b"HTTP/1.1 200 OK\r\n\r\n", body_bytes=1024 * 1024 + 1), "larger than 1048576 bytes"),
     ],
-    ids=["nothing", "leaves", "speaks first", "cut", "mail", "upgrade", "head", "body"],
+    ids=["nothing", "leaves", "speaks first", "cut", "mail", "NSQ", "upgrade", "head", "body"],
 )
 async def test_what_is_no_answer(ask: Ask, serve: Serve, reason: str):
     with serving(serve) as url, pytest.raises(NoAnswer, match=reason) as caught:

@@ -148,7 +148,8 @@ def test_a_big_message_is_joined_once():
         (struct.pack(">iI", -1, 0), "at most 1000"),
         (struct.pack(">II", 1001, 2), "raise frame_size_max"),
         (response_frame(b"OK"), "answer b'OK' to no command"),
-        (b"HTTP/1.1 400 Bad Request\r\n", "not an nsqd?"),
+        (b"HTTP/1.1 400 Bad Request\r\n", "what answers speaks HTTP: not an nsqd? name nsqd's TCP port, 4150"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "nsqd sends 0, 1 and 2: not an nsqd?"),
     ],
 )
 def test_what_no_nsqd_sends_breaks_the_connection(frame, text):

@@ -341,6 +341,12 @@ class TestClient:
         with pytest.raises(RemoteProtocolError, match=f"{size} bytes, not 0 to 100"):
             connection.next_response()
 
+    def test_http_is_told(self):
+        connection = LookupClientConnection()
+        connection.receive_data(b"HTTP/1.1 400 Bad Request")
+        with pytest.raises(RemoteProtocolError, match="speaks HTTP: name nsqlookupd's TCP port, 4160"):
+            connection.next_response()
+
     def test_error_of(self):
         error = error_of(b"E_BAD_TOPIC REGISTER topic name '$' is not valid")
         assert error is not None
