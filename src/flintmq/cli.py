@@ -198,10 +198,16 @@ def _restore_parser() -> ArgumentParser:
     return parser_of_restore()
 
 
+def _demo_table() -> type[Options]:
+    from flintmq.demo.options import DemoOptions
+
+    return DemoOptions
+
+
 def _pipeline_jobs() -> Sequence[str]:
     from flintmq.pipeline import JOBS
 
-    return list(JOBS)  # their flags need what only the extra [spark] installs
+    return list(JOBS)  # their flags need pyarrow, which is too slow for the start of a shell
 
 
 _TABLES: dict[str, Reader] = {
@@ -212,6 +218,7 @@ _TABLES: dict[str, Reader] = {
     "doctor": _doctor_table,
     "backup": _backup_parser,
     "restore": _restore_parser,
+    "demo": _demo_table,
     "pipeline": _pipeline_jobs,
 }
 
