@@ -264,7 +264,7 @@ class Handshake:
             if not features.tls_v1:
                 raise TlsRefused(
                     self.address,
-                    "this nsqd offers no TLS: start it with --tls-cert and --tls-key, or connect with tls=False",
+                    "this nsqd offers no TLS: start it with --tls-cert and --tls-key, or connect without (tls=False)",
                 )
             assert self._tls is not None
             self.waits_for = "the TLS handshake"

@@ -263,7 +263,8 @@ class Routes:
         if reason := self.never(topic, partition):
             return "NO_PARTITIONS", reason
         if has_headers and not self.has_headers(topic):
-            return "E_EXT_NOT_SUPPORT", f"topic {topic} takes no headers: create it with extend=true, or upgrade it"
+            how = "create it with extend=true (flintmq topic create --headers), or upgrade it"
+            return "E_EXT_NOT_SUPPORT", f"topic {topic} takes no headers: {how}"
         return None
 
     def why_gone(self, topic: str) -> str:

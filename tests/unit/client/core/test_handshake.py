@@ -287,7 +287,7 @@ def test_compression_that_is_not_granted(caplog: pytest.LogCaptureFixture):
 
 
 def test_tls_that_is_not_granted(certificates: Certificates):
-    with pytest.raises(TlsRefused, match="offers no TLS: start it with --tls-cert"):
+    with pytest.raises(TlsRefused, match=r"and --tls-key, or connect without \(tls=False\)"):
         Shell(Script(None, "snappy", has_auth=True)).run(handshake_of(certificates, "snappy", has_secret=True))
 
 
