@@ -167,7 +167,7 @@ class EmbeddedStore:
         """
         try:
             self._mark.load()
-            self._database = self._files.open_database(DATABASE_NAME)
+            self._database = self._files.open_database(DATABASE_NAME, shrinks=False)
             self._load(self._database)
         except StorageError as error:
             self._close_files()

@@ -242,8 +242,12 @@ class Files(Protocol):
         """Bytes an unprivileged writer can still use on the file system of the data directory."""
         ...
 
-    def open_database(self, path: str) -> Database:
-        """Open or create a database file."""
+    def open_database(self, path: str, *, shrinks: bool = True) -> Database:
+        """Open or create a database file.
+
+        Args:
+            shrinks: whether one that is created can give room back, for which it keeps a map of its pages.
+        """
         ...
 
     def close(self) -> None:
@@ -406,9 +410,12 @@ class SqliteDatabase:
         path: its name in messages.
         place: where it is, which SQLite can only be told as a path; the same when empty.
         check_place: raises a StorageError where that path leads elsewhere by now.
+        shrinks: as :meth:`Files.open_database` has it.
     """
 
-    def __init__(self, path: str, place: str = "", check_place: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, path: str, place: str = "", check_place: Callable[[], None] | None = None, *, shrinks: bool = True
+    ) -> None:
         self._path = path
         self._place = place or path
         self._check_place = check_place
@@ -418,7 +425,8 @@ class SqliteDatabase:
             raise self._failure(error) from error
         try:
             prepare_connection(self._connection)
-            self._connection.execute("PRAGMA auto_vacuum=INCREMENTAL")  # of a new file, before anything is in it
+            if shrinks:
+                self._connection.execute("PRAGMA auto_vacuum=INCREMENTAL")  # of a new file, before anything is in it
             self._connection.execute("PRAGMA journal_mode=WAL")
             self._connection.execute("PRAGMA synchronous=FULL")
             # some builds overwrite what is deleted with zeros: as much room as it had, which a full disk has not
@@ -809,11 +817,12 @@ class OsFiles:
         info = os.statvfs(self._directory_fd)
         return info.f_bavail * info.f_frsize
 
-    def open_database(self, path: str) -> SqliteDatabase:
+    def open_database(self, path: str, *, shrinks: bool = True) -> SqliteDatabase:
         absolute = self._absolute(path)
         self._check_place()
         self._keep_private(path)
-        return SqliteDatabase(absolute, os.path.join(self._place, *path.split("/")), self._check_place)
+        place = os.path.join(self._place, *path.split("/"))
+        return SqliteDatabase(absolute, place, self._check_place, shrinks=shrinks)
 
     def _keep_private(self, path: str) -> None:
         """Make the file of a database before SQLite does, which lets the umask decide who may read it; its journals

@@ -454,7 +454,7 @@ class MemoryFile:
 class MemoryDatabase:
     """A :class:`flintmq.storage.Database`: SQLite in memory, saved to the disk at each commit."""
 
-    def __init__(self, files: MemoryFiles, path: str, node: DatabaseNode) -> None:
+    def __init__(self, files: MemoryFiles, path: str, node: DatabaseNode, *, shrinks: bool = True) -> None:
         if node.user is not None:
             raise sqlite3.OperationalError(f"database is locked: {path} is open already")
         self.path = path
@@ -462,7 +462,8 @@ class MemoryDatabase:
         self._node = node
         self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         prepare_connection(self._connection)
-        self._connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+        if shrinks:
+            self._connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
         self._connection.execute("PRAGMA secure_delete=OFF")
         if node.content:
             self._connection.deserialize(node.content)
@@ -726,7 +727,7 @@ class MemoryFiles:
     def free_bytes(self) -> int:
         return self._alive().free_bytes
 
-    def open_database(self, path: str) -> MemoryDatabase:
+    def open_database(self, path: str, *, shrinks: bool = True) -> MemoryDatabase:
         disk = self._alive()
         with disk._lock:
             directory, name = self._tree.parent(path)
@@ -737,7 +738,7 @@ class MemoryFiles:
                 self._tree.sync(directory)
             if not isinstance(node, DatabaseNode):
                 raise sqlite3.DatabaseError(f"{path} is not a database")
-            database = MemoryDatabase(self, path, node)
+            database = MemoryDatabase(self, path, node, shrinks=shrinks)
             self._databases.append(database)
             return database
 

@@ -15,7 +15,7 @@ CURSOR = 1
 class _Files(MemoryFiles):
     """With a database that is not written anywhere after each commit."""
 
-    def open_database(self, path):
+    def open_database(self, path, *, shrinks=True):
         return SqliteDatabase(":memory:")
 
 
