@@ -773,21 +773,21 @@ class Recovery:
                 break
             position = max(segment.position_of(durable), segment.size - left)
             left -= segment.size - position
-            piece = PAGE_BYTES - position % PAGE_BYTES if segment.has_unreadable else _PIECE_BYTES
             while position < segment.size:
+                # page by page where the disk has lost some, so that all others are written
+                piece = PAGE_BYTES - position % PAGE_BYTES if segment.has_unreadable else _PIECE_BYTES
                 size = min(piece, segment.size - position)
                 try:
                     data = segment.file().read_at(position, size)
                 except OSError:
                     if not segment.has_unreadable:
                         raise
-                    position, piece = position + size, PAGE_BYTES
+                    position += size
                     continue
                 if not data:
                     break
                 segment.file().write_at(position, data)
                 position += len(data)
-                piece = PAGE_BYTES if segment.has_unreadable else _PIECE_BYTES
 
 
 def log_id_in(files: Files, directory: str) -> int:
