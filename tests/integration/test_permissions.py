@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 
 def start(program: str, directory: Path) -> subprocess.CompletedProcess[str]:
     """A start that must fail."""
-    ports = ("--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0")
+    ports = ("--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", *(("--free-ports",) if program == "up" else ()))
     return subprocess.run(
         [*WITHOUT_RIGHTS, sys.executable, "-m", "flintmq", program, f"--data-path={directory}", *ports],
         stdin=subprocess.DEVNULL,

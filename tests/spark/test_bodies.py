@@ -33,7 +33,10 @@ FITS = [
     json.dumps({"more": {f"key {n}": n for n in range(5000)}}),
 ]
 TAGS = "array<struct<f:float,n:tinyint>>"
-BEYOND = "the body is no JSON object, or has a number of more than 1000 digits or nests 1000 deep, "
+BEYOND = (
+    "the body is no JSON object, or has a number of more than 1000 digits or nests 1000 deep, "
+    "which Spark does not read: "
+)
 DOES_NOT = {
     '{"id": 1}{"id": 2}': "the body is more than one JSON object: ",
     '{"id": 1} xyz': "the body is more than one JSON object: ",

@@ -59,7 +59,7 @@ def test_ports_taken_for_one_another(nsqd: NsqdProcess, capsys: pytest.CaptureFi
     assert cli.main(["pipeline", "doctor", f"--lookupd={http}", "--start=false"]) == 1
     assert "no nsqlookupd is there" in capsys.readouterr().out
     assert cli.main(["pipeline", "doctor", f"--nsqd={http}", "--start=false"]) == 1
-    assert "name its TCP port" in capsys.readouterr().out
+    assert "name nsqd's TCP port, 4150" in capsys.readouterr().out
 
 
 def test_checkpoints(tmp_path: Path):

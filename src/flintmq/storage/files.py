@@ -425,8 +425,9 @@ class SqliteDatabase:
             raise self._failure(error) from error
         try:
             prepare_connection(self._connection)
-            if shrinks:
-                self._connection.execute("PRAGMA auto_vacuum=INCREMENTAL")  # of a new file, before anything is in it
+            # of a new file, before anything is in it; where it is so, SQLite would write it again
+            if shrinks and not self._connection.execute("PRAGMA auto_vacuum").fetchone()[0]:
+                self._connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
             self._connection.execute("PRAGMA journal_mode=WAL")
             self._connection.execute("PRAGMA synchronous=FULL")
             # some builds overwrite what is deleted with zeros: as much room as it had, which a full disk has not
